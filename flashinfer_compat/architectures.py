@@ -1,0 +1,40 @@
+"""GPU architectures by the name CUDA gives them, such as sm100."""
+
+from __future__ import annotations
+
+import re
+
+from flashinfer_compat.errors import UnknownNameError
+
+__all__ = ["ARCHITECTURES", "parse_architecture"]
+
+ARCHITECTURES: tuple[str, ...] = (
+    "sm75",
+    "sm80",
+    "sm86",
+    "sm87",
+    "sm89",
+    "sm90",
+    "sm100",
+    "sm103",
+    "sm107",
+    "sm110",
+    "sm120",
+    "sm121",
+)
+"""Those that FlashInfer's releases name."""
+
+_FORMS = re.compile(r"(?:sm_?)?(\d{2,3})[af]?|(\d{1,2})\.(\d)")
+
+
+def parse_architecture(text: str) -> str:
+    """The architecture that `sm100`, `sm_100a`, `100` or `10.0` names.
+
+    Raises:
+        UnknownNameError: none of the known ones.
+    """
+    match = _FORMS.fullmatch(text.strip().lower())
+    name = "sm" + (match.group(1) or f"{match.group(2)}{match.group(3)}") if match else text
+    if name not in ARCHITECTURES:
+        raise UnknownNameError("architecture", text, ARCHITECTURES)
+    return name

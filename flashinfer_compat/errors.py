@@ -1,0 +1,111 @@
+"""The errors this package raises on purpose.
+
+Every one of them names the argument, tensor or file it is about, says what was expected and what was found, and how to
+go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = [
+    "ArgumentError",
+    "BackendUnavailableError",
+    "CheckpointError",
+    "DependencyMissingError",
+    "ExpertParallelismError",
+    "FlashInferCompatError",
+    "RecordedDataError",
+    "StrategyUnavailableError",
+    "TensorError",
+    "UnknownNameError",
+    "UnknownReleaseError",
+]
+
+
+class FlashInferCompatError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ArgumentError(FlashInferCompatError, ValueError):
+    """An argument's value cannot be used."""
+
+    def __init__(self, argument: str, expected: str, actual: str, way_out: str = "") -> None:
+        self.argument = argument
+        self.expected = expected
+        self.actual = actual
+        self.way_out = way_out
+        super().__init__(_sentence(argument, expected, actual, way_out))
+
+
+class TensorError(ArgumentError):
+    """A tensor's dtype, shape, device or content cannot be used."""
+
+
+class UnknownNameError(ArgumentError):
+    """A name is not one of a closed set."""
+
+    def __init__(self, argument: str, name: str, choices: Iterable[str]) -> None:
+        self.choices = tuple(choices)
+        self.nearest = nearest(name, self.choices)
+        way_out = f"Did you mean {self.nearest!r}?" if self.nearest else ""
+        super().__init__(argument, "one of " + ", ".join(self.choices), repr(name), way_out)
+
+
+class UnknownReleaseError(UnknownNameError):
+    """A FlashInfer release is not among the recorded ones."""
+
+
+class CheckpointError(FlashInferCompatError):
+    """A checkpoint's file or tensor is missing or cannot be used."""
+
+    def __init__(self, subject: str, expected: str, actual: str, way_out: str = "") -> None:
+        self.subject = subject
+        self.expected = expected
+        self.actual = actual
+        self.way_out = way_out
+        super().__init__(_sentence(subject, expected, actual, way_out))
+
+
+class StrategyUnavailableError(FlashInferCompatError):
+    """The asked-for strategy, backend, or every one of them, cannot run; `codes` says why."""
+
+    def __init__(self, message: str, codes: Iterable[str] = ()) -> None:
+        self.codes = tuple(codes)
+        super().__init__(message)
+
+
+class ExpertParallelismError(StrategyUnavailableError, NotImplementedError):
+    """A fused strategy was asked for under expert parallelism, which no release can run."""
+
+
+class BackendUnavailableError(FlashInferCompatError):
+    """A backend cannot execute here, though planning can speak of it."""
+
+
+class DependencyMissingError(FlashInferCompatError, ImportError):
+    """A part of the package needs a library that is not installed."""
+
+    def __init__(self, library: str, needed_for: str, extra: str) -> None:
+        self.library = library
+        super().__init__(
+            f"{needed_for} needs {library}, which is not installed. Run: pip install 'flashinfer-compat[{extra}]'",
+            name=library,
+        )
+
+
+class RecordedDataError(FlashInferCompatError):
+    """The signature data shipped with the package cannot be read."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """The choice closest to `name` in spelling, or None where none is close."""
+    import difflib
+
+    matches = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def _sentence(subject: str, expected: str, actual: str, way_out: str) -> str:
+    text = f"{subject}: expected {expected}, got {actual}."
+    return f"{text} {way_out}" if way_out else text

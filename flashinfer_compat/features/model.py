@@ -1,0 +1,123 @@
+"""The form of a feature row, and how a row is judged against a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flashinfer_compat.features.known_issues import KnownIssue
+from flashinfer_compat.features.target import FlashInfer, Target
+from flashinfer_compat.reasons import Reason, ReasonCode
+from flashinfer_compat.versions import at_least
+from flashinfer_compat.vocabulary import Evidence
+
+__all__ = ["Feature", "FeatureState", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One thing a FlashInfer can or cannot do. The signature decides presence; `since` is only told to people."""
+
+    name: str
+    title: str
+    entry_point: str
+    parameter: str = ""
+    """A keyword the entry point must take."""
+    choice: str = ""
+    """A string that `parameter` must allow."""
+    member: str = ""
+    """A member the entry point, an enumeration, must have."""
+    since: str = ""
+    """The first release known to have it."""
+    architectures: Mapping[str, str] | None = None
+    """Release from which each GPU architecture works; None where any does."""
+    libraries: tuple[str, ...] = ()
+    """Distributions it needs beside FlashInfer and torch."""
+
+
+@dataclass(frozen=True)
+class FeatureState:
+    """A feature as it stands on one target."""
+
+    feature: Feature
+    evidence: Evidence
+    reasons: tuple[Reason, ...]
+    """Why the evidence is not stronger; empty when nothing but a numeric self-check is missing."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as plain JSON values."""
+        return {
+            "title": self.feature.title,
+            "entry_point": self.feature.entry_point,
+            "since": self.feature.since,
+            "status": self.evidence.value,
+            "reasons": [
+                {"code": one.code.value, "message": one.message, "way_out": one.way_out} for one in self.reasons
+            ],
+        }
+
+
+def evaluate(feature: Feature, target: Target, issues: Iterable[KnownIssue]) -> FeatureState:
+    """How `feature` stands on `target`."""
+    if target.flashinfer is None:
+        return FeatureState(
+            feature, Evidence.ABSENT, (Reason(ReasonCode.FLASHINFER_MISSING, target.flashinfer_problem),)
+        )
+    absent = _absence(feature, target.flashinfer)
+    if absent is not None:
+        return FeatureState(feature, Evidence.ABSENT, (absent,))
+    reasons = tuple(_doubts(feature, target, target.flashinfer, issues))
+    return FeatureState(feature, Evidence.PRESENT if reasons else Evidence.ELIGIBLE, reasons)
+
+
+def _absence(feature: Feature, flashinfer: FlashInfer) -> Reason | None:
+    since = f"FlashInfer has it since {feature.since}." if feature.since else ""
+    name, table, version = feature.entry_point, flashinfer.symbols, flashinfer.version
+    if name in table.problems:
+        return Reason(
+            ReasonCode.UNREADABLE, f"{name} of FlashInfer {version} could not be read: {table.problems[name]}."
+        )
+    if table.get(name) is None:
+        return Reason(ReasonCode.ENTRY_POINT_MISSING, f"FlashInfer {version} has no {name}.", since)
+    if feature.parameter and not table.has_parameter(name, feature.parameter):
+        return Reason(
+            ReasonCode.KEYWORD_MISSING, f"{name} of FlashInfer {version} takes no {feature.parameter}.", since
+        )
+    if feature.choice and feature.choice not in table.choices(name, feature.parameter):
+        allowed = ", ".join(table.choices(name, feature.parameter)) or "not told by its annotation"
+        message = f"{name}({feature.parameter}=) of FlashInfer {version} allows {allowed}; not {feature.choice}."
+        return Reason(ReasonCode.MEMBER_MISSING, message, since)
+    if feature.member and not table.has_member(name, feature.member):
+        return Reason(ReasonCode.MEMBER_MISSING, f"{name} of FlashInfer {version} has no {feature.member}.", since)
+    return None
+
+
+def _doubts(feature: Feature, target: Target, flashinfer: FlashInfer, issues: Iterable[KnownIssue]) -> Iterable[Reason]:
+    if target.torch_version is None:
+        yield Reason(ReasonCode.TORCH_MISSING, "torch is not installed.", "Run: pip install torch")
+    for library in feature.libraries:
+        if library not in target.libraries:
+            yield Reason(ReasonCode.LIBRARY_MISSING, f"{feature.title} needs {library}.", f"Run: pip install {library}")
+    if flashinfer.behaviour is None:
+        yield Reason(ReasonCode.BEHAVIOUR_UNKNOWN, f"{flashinfer.behaviour_source}.")
+        return
+    for issue in issues:
+        if feature.name in issue.features and issue.affects(flashinfer.behaviour):
+            yield Reason(ReasonCode.KNOWN_ISSUE, f"{issue.id}: {issue.title}.", issue.way_out)
+    if feature.architectures is not None:
+        yield from _architecture_doubts(feature, feature.architectures, target, flashinfer)
+
+
+def _architecture_doubts(
+    feature: Feature, architectures: Mapping[str, str], target: Target, flashinfer: FlashInfer
+) -> Iterable[Reason]:
+    assert flashinfer.behaviour is not None
+    working = [name for name, since in architectures.items() if at_least(flashinfer.behaviour, since)]
+    if target.architecture is None:
+        yield Reason(ReasonCode.NO_GPU, f"There is no NVIDIA GPU; {feature.entry_point} runs on {', '.join(working)}.")
+    elif target.architecture not in working:
+        message = f"{feature.entry_point} of FlashInfer {flashinfer.version} runs on {', '.join(working) or 'no GPU'}"
+        since = architectures.get(target.architecture)
+        way_out = f"FlashInfer has {target.architecture} since {since}." if since else ""
+        yield Reason(ReasonCode.ARCHITECTURE, f"{message}; not on {target.architecture}.", way_out)

@@ -1,0 +1,109 @@
+"""What a question is asked of: a FlashInfer, a GPU and the libraries beside them, as one frozen value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from packaging.version import Version
+
+from flashinfer_compat.architectures import parse_architecture
+from flashinfer_compat.signatures.model import SymbolTable
+from flashinfer_compat.signatures.recorded import recorded, releases, releases_like
+from flashinfer_compat.versions import parse_version
+
+__all__ = ["FlashInfer", "Target", "behaviour_of"]
+
+
+@dataclass(frozen=True)
+class FlashInfer:
+    """A FlashInfer release, installed or recorded."""
+
+    version: str
+    """As the distribution gives it, local part included."""
+    symbols: SymbolTable
+    behaviour: Version | None
+    """The release whose known behaviour applies; None where no known release has these signatures."""
+    behaviour_source: str
+    """How `behaviour` was found, in words."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A FlashInfer, a GPU architecture and library versions."""
+
+    flashinfer: FlashInfer | None
+    flashinfer_problem: str
+    """Why there is no FlashInfer; empty where there is one."""
+    architecture: str | None
+    """Such as sm100; None where there is no GPU."""
+    torch_version: str | None
+    """None where torch is not installed."""
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    """Versions of other distributions by name (cuda-tile, nvidia-cuda-tileiras, ...)."""
+
+    @staticmethod
+    def from_release(version: str, architecture: str | None, torch_version: str | None = "2.13.0") -> Target:
+        """A machine with a recorded release, on which everything that release requires is installed.
+
+        Raises:
+            UnknownReleaseError: the release is not recorded.
+            UnknownNameError: the architecture is not known.
+        """
+        release = recorded(version)
+        return Target(
+            FlashInfer(version, release.symbols, parse_version(release.version), "recorded release"),
+            "",
+            parse_architecture(architecture) if architecture else None,
+            torch_version,
+            dict.fromkeys(_distribution_names(release.requires), ""),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The target as plain JSON values, without the signatures."""
+        found = self.flashinfer
+        return {
+            "flashinfer": found
+            and {
+                "version": found.version,
+                "behaviour": str(found.behaviour) if found.behaviour else None,
+                "behaviour_source": found.behaviour_source,
+            },
+            "flashinfer_problem": self.flashinfer_problem or None,
+            "architecture": self.architecture,
+            "torch": self.torch_version,
+        }
+
+
+def behaviour_of(version: str, symbols: SymbolTable) -> tuple[Version | None, str]:
+    """Which release's rules apply to an installed FlashInfer, and how that is known.
+
+    A version within the recorded range speaks for itself (nightlies fall between their neighbours). A newer one, and
+    one that names no release, behaves like a recorded release only where every signature is the same.
+    """
+    named = parse_version(version)
+    newest = releases()[-1]
+    if named is not None and named <= Version(newest):
+        return named, "version"
+    like = releases_like(symbols)
+    if like:
+        # The oldest of them has the strictest limits.
+        return parse_version(like[0]), f"same signatures as {like[0]}"
+    if named is None:
+        return None, f"version {version!r} names no release and no recorded release has these signatures"
+    return None, f"{version} is newer than {newest}, the newest recorded release, and its signatures differ"
+
+
+def _distribution_names(requirements: tuple[str, ...]) -> list[str]:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    names = []
+    for text in requirements:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is None or "extra" not in str(requirement.marker):
+            names.append(requirement.name.lower().replace("_", "-"))
+    return names

@@ -1,0 +1,1 @@
+"""(problem, target) -> decision, with every rejected alternative. Pure: no torch, no effects."""

@@ -1,0 +1,128 @@
+"""The choice of strategy and backend: a pure function of a problem and a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flashinfer_compat.errors import ExpertParallelismError, StrategyUnavailableError
+from flashinfer_compat.features.target import Target
+from flashinfer_compat.planning.decision import Plan, Rejection
+from flashinfer_compat.planning.rules import problem_reasons
+from flashinfer_compat.planning.trtllm import Answer, answer
+from flashinfer_compat.problem import Problem
+from flashinfer_compat.reasons import Reason, ReasonCode
+from flashinfer_compat.vocabulary import Backend, Evidence, Strategy, parse
+
+__all__ = ["ALTERNATIVES", "AUTO", "plan"]
+
+AUTO = "auto"
+
+ALTERNATIVES: tuple[tuple[Backend, Strategy], ...] = (
+    (Backend.TRTLLM, Strategy.NATIVE),
+    (Backend.TRTLLM, Strategy.EXPANDED),
+    (Backend.TRTLLM, Strategy.SPLIT),
+    # Fusing gains nothing in the reference, and split needs no common input scale.
+    (Backend.TORCH, Strategy.SPLIT),
+    (Backend.TORCH, Strategy.NATIVE),
+    (Backend.TORCH, Strategy.EXPANDED),
+)
+"""In order of preference."""
+
+
+def plan(
+    problem: Problem,
+    target: Target,
+    *,
+    strategy: Strategy | str = AUTO,
+    backend: Backend | str = AUTO,
+    require: Evidence | str | None = None,
+) -> Plan:
+    """How `problem` will run on `target`.
+
+    Args:
+        problem: the layer.
+        target: the FlashInfer, GPU and libraries.
+        strategy: `auto`, or the one to use.
+        backend: `auto`, or the one to use. With a strategy named and a GPU present, `auto` means FlashInfer's kernels:
+            the torch backend's fused forms must be asked for by name.
+        require: the least evidence to accept. None accepts a fused strategy when eligible, split when present.
+
+    Raises:
+        ExpertParallelismError: a fused strategy was asked for with ep_size > 1.
+        StrategyUnavailableError: the asked-for strategy or backend, or every one of them, is refused.
+        UnknownNameError: a name is not a strategy's, backend's or evidence's.
+    """
+    wanted_strategy = None if strategy == AUTO else parse(Strategy, strategy, "strategy")
+    wanted_backend = None if backend == AUTO else parse(Backend, backend, "backend")
+    least = None if require is None else parse(Evidence, require, "require")
+    if wanted_strategy is not None and wanted_strategy.is_fused and problem.ep_size > 1:
+        raise ExpertParallelismError(
+            f"strategy={wanted_strategy.value!r} cannot run under expert parallelism (ep_size={problem.ep_size}): "
+            "every rank would add the shared expert. Use strategy='split' and say shared_placement, or ep_size=1.",
+            (ReasonCode.EXPERT_PARALLELISM.value,),
+        )
+    chosen: tuple[Backend, Strategy, Answer] | None = None
+    rejected: list[Rejection] = []
+    for one_backend, one_strategy in ALTERNATIVES:
+        given = _judge(problem, target, one_strategy, one_backend, least)
+        reasons = given.reasons
+        if not reasons and not _asked_for(one_strategy, one_backend, wanted_strategy, wanted_backend, target):
+            reasons = (Reason(ReasonCode.NOT_ASKED_FOR, "It would run, but another was asked for."),)
+        elif not reasons and chosen is not None:
+            preferred = f"{chosen[1].value} on {chosen[0].value}"
+            reasons = (Reason(ReasonCode.NOT_PREFERRED, f"It would run; {preferred} is preferred."),)
+        if reasons:
+            rejected.extend(Rejection(one_strategy, one_backend, reason) for reason in reasons)
+        else:
+            chosen = one_backend, one_strategy, given
+    if chosen is None:
+        raise _unavailable(rejected, wanted_strategy, wanted_backend, target)
+    found_backend, found_strategy, found = chosen
+    return Plan(problem, found_strategy, found_backend, found.status, found.call, tuple(rejected), found.notes)
+
+
+def _judge(problem: Problem, target: Target, strategy: Strategy, backend: Backend, least: Evidence | None) -> Answer:
+    broken = tuple(problem_reasons(problem, strategy, backend))
+    given = answer(problem, target, strategy) if backend is Backend.TRTLLM else _torch_answer(target)
+    reasons = (*broken, *given.reasons)
+    needed = least or (Evidence.ELIGIBLE if strategy.is_fused else Evidence.PRESENT)
+    if not reasons and given.status.rank < needed.rank:
+        message = f"{needed.value} was required; this is {given.status.value}."
+        reasons = (Reason(ReasonCode.EVIDENCE, message, "Require less, or run a self-check."),)
+    return Answer(reasons) if reasons else given
+
+
+def _torch_answer(target: Target) -> Answer:
+    if target.torch_version is None:
+        return Answer((Reason(ReasonCode.TORCH_MISSING, "torch is not installed.", "Run: pip install torch"),))
+    return Answer((), None, Evidence.ELIGIBLE, ("The torch backend is a reference: right, not fast.",))
+
+
+def _asked_for(
+    strategy: Strategy,
+    backend: Backend,
+    wanted_strategy: Strategy | None,
+    wanted_backend: Backend | None,
+    target: Target,
+) -> bool:
+    if wanted_strategy not in (None, strategy) or wanted_backend not in (None, backend):
+        return False
+    # Who names a strategy on a GPU means FlashInfer's; the reference must not slip in at its speed.
+    named_on_gpu = wanted_strategy is not None and target.architecture is not None
+    return not (backend is Backend.TORCH and wanted_backend is None and named_on_gpu)
+
+
+def _unavailable(
+    rejected: Sequence[Rejection], strategy: Strategy | None, backend: Backend | None, target: Target
+) -> StrategyUnavailableError:
+    concerned = [
+        one
+        for one in rejected
+        if _asked_for(one.strategy, one.backend, strategy, backend, target)
+        and one.reason.code is not ReasonCode.NOT_ASKED_FOR
+    ]
+    what = " ".join(
+        ["strategy", strategy.value if strategy else AUTO, "on backend", backend.value if backend else AUTO]
+    )
+    lines = "\n".join(f"  {one}" for one in concerned)
+    return StrategyUnavailableError(f"{what} cannot run:\n{lines}", [one.reason.code.value for one in concerned])

@@ -1,0 +1,266 @@
+"""How FlashInfer's trtllm-gen kernels would be called for a strategy, or why they cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from flashinfer_compat.features.known_issues import KNOWN_ISSUES, Effect
+from flashinfer_compat.features.table import feature_states
+from flashinfer_compat.features.target import FlashInfer, Target
+from flashinfer_compat.planning.decision import KernelCall
+from flashinfer_compat.planning.limits import (
+    DEEPSEEK_V3_GROUPED,
+    DEEPSEEK_V3_UNGROUPED,
+    FUSED_SHARED,
+    METHODS,
+    ROUTED,
+    Limits,
+    Sizes,
+    limits_for,
+    violations,
+)
+from flashinfer_compat.problem import Problem
+from flashinfer_compat.reasons import Reason, ReasonCode
+from flashinfer_compat.vocabulary import (
+    Activation,
+    Evidence,
+    RoutingInput,
+    RoutingMethod,
+    SharedExpertFormat,
+    Strategy,
+)
+
+__all__ = ["Answer", "answer"]
+
+LOGITS_ENTRY = "trtllm_fp4_block_scale_moe"
+ROUTED_ENTRY = "trtllm_fp4_block_scale_routed_moe"
+_INTERMEDIATE_MULTIPLE = 64
+"""2 * intermediate_size rows are shuffled in tiles of 128."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A call, or the reasons there is none."""
+
+    reasons: tuple[Reason, ...] = ()
+    call: KernelCall | None = None
+    status: Evidence = Evidence.ABSENT
+    notes: tuple[str, ...] = ()
+
+
+def answer(problem: Problem, target: Target, strategy: Strategy) -> Answer:
+    """How `strategy` calls FlashInfer on `target`; the problem's own rules are not looked at here."""
+    reasons = tuple(_install_reasons(problem, target, strategy))
+    flashinfer = target.flashinfer
+    if reasons or flashinfer is None:
+        return Answer(reasons)
+    if flashinfer.behaviour is None:
+        return _answer_by_presence(problem, flashinfer, strategy)
+    if strategy is Strategy.NATIVE:
+        return _with_issues(_native(problem, flashinfer.behaviour), problem, flashinfer, strategy)
+    if strategy is Strategy.EXPANDED or problem.routing_input is RoutingInput.TOPK:
+        return _with_issues(_routed(problem, flashinfer, strategy), problem, flashinfer, strategy)
+    from_logits = _with_issues(_logits(problem, flashinfer.behaviour), problem, flashinfer, strategy)
+    if not from_logits.reasons:
+        return from_logits
+    routed = _with_issues(_routed(problem, flashinfer, strategy), problem, flashinfer, strategy)
+    if routed.reasons:
+        return Answer((*from_logits.reasons, *routed.reasons))
+    why = tuple(f"Routing runs outside the kernel: {reason.message}" for reason in from_logits.reasons)
+    return Answer((), routed.call, routed.status, (*why, *routed.notes))
+
+
+def _install_reasons(problem: Problem, target: Target, strategy: Strategy) -> Iterator[Reason]:
+    """What the strategy needs of the install and the GPU; unknown behaviour is judged later."""
+    states = feature_states(target)
+    for name in _needed_features(problem, strategy):
+        for reason in states[name].reasons:
+            if reason.code is not ReasonCode.BEHAVIOUR_UNKNOWN:
+                yield reason
+        # One missing install is one reason, not one for each feature.
+        if target.flashinfer is None or target.architecture is None:
+            return
+    dense = [state for name, state in states.items() if name.startswith("mm_fp4_")]
+    if _needs_dense_nvfp4(problem, strategy) and not any(_usable(state.reasons) for state in dense):
+        yield dense[0].reasons[0]
+
+
+def _usable(reasons: tuple[Reason, ...]) -> bool:
+    return all(reason.code is ReasonCode.BEHAVIOUR_UNKNOWN for reason in reasons)
+
+
+def _needs_dense_nvfp4(problem: Problem, strategy: Strategy) -> bool:
+    return strategy is Strategy.SPLIT and problem.shared_format is SharedExpertFormat.NVFP4
+
+
+def _needed_features(problem: Problem, strategy: Strategy) -> Iterator[str]:
+    if strategy is Strategy.NATIVE:
+        yield "fused_shared_logits"
+    elif strategy is Strategy.EXPANDED or problem.routing_input is RoutingInput.TOPK:
+        yield "fp4_moe_routed"
+    else:
+        yield "fp4_moe_logits"
+    yield "fp4_quantize"
+
+
+def _answer_by_presence(problem: Problem, flashinfer: FlashInfer, strategy: Strategy) -> Answer:
+    """A release whose rules are not known: no fused kernel is trusted, an ordinary call is offered as present."""
+    if strategy.is_fused:
+        return Answer((Reason(ReasonCode.BEHAVIOUR_UNKNOWN, f"{flashinfer.behaviour_source}.", "Use split."),))
+    entry = ROUTED_ENTRY if problem.routing_input is RoutingInput.TOPK else LOGITS_ENTRY
+    call = _call(problem, strategy, entry, problem.num_experts, _topk_format(flashinfer, entry), False)
+    return Answer(
+        (), call, Evidence.PRESENT, (f"The rules of this release are not known: {flashinfer.behaviour_source}.",)
+    )
+
+
+def _native(problem: Problem, version: Version) -> Answer:
+    slots = problem.top_k + problem.num_shared_experts
+    rows = problem.num_experts + problem.num_shared_experts
+    reasons = list(_logits_violations(problem, version))
+    if slots > FUSED_SHARED.max_slots:
+        message = f"The kernel takes top_k + num_shared_experts of at most {FUSED_SHARED.max_slots}, got {slots}."
+        reasons.append(Reason(ReasonCode.NUM_SHARED_EXPERTS, message, "Use split."))
+    if rows > FUSED_SHARED.max_rows:
+        message = f"The kernel takes num_experts + num_shared_experts of at most {FUSED_SHARED.max_rows}, got {rows}."
+        reasons.append(Reason(ReasonCode.NUM_EXPERTS, message, "Use split."))
+    if problem.num_experts % FUSED_SHARED.multiple:
+        message = f"With shared experts the kernel takes num_experts in multiples of {FUSED_SHARED.multiple}."
+        reasons.append(Reason(ReasonCode.NUM_EXPERTS, message, "Use split."))
+    if reasons:
+        return Answer(tuple(reasons))
+    call = _call(problem, Strategy.NATIVE, LOGITS_ENTRY, problem.num_experts, "", False)
+    return Answer((), call, Evidence.ELIGIBLE)
+
+
+def _logits(problem: Problem, version: Version) -> Answer:
+    reasons = tuple(_logits_violations(problem, version))
+    if reasons:
+        return Answer(reasons)
+    call = _call(problem, Strategy.SPLIT, LOGITS_ENTRY, problem.num_experts, "", False)
+    return Answer((), call, Evidence.ELIGIBLE)
+
+
+def _logits_violations(problem: Problem, version: Version) -> Iterator[Reason]:
+    method = problem.routing_method
+    if method is RoutingMethod.DEEPSEEK_V3:
+        table = DEEPSEEK_V3_GROUPED if problem.is_grouped else DEEPSEEK_V3_UNGROUPED
+    else:
+        table = METHODS[method]
+    rows = limits_for(table, version)
+    if not rows:
+        message = f"FlashInfer {version} does not implement {method.flashinfer_name} routing from logits."
+        yield Reason(ReasonCode.ROUTING_METHOD, message, "Pass top-k.")
+    sizes = Sizes(problem.num_experts, problem.top_k, problem.n_group, problem.topk_group)
+    yield from _violations(rows, sizes, f"{method.flashinfer_name} routing from logits in FlashInfer {version}")
+    if not problem.norm_topk_prob:
+        # The keyword reaches the kernel for some methods only; none of the releases' DeepSeekV3 kernels reads it.
+        yield Reason(ReasonCode.NORM_TOPK_PROB, "The kernel always normalises top-k weights.", "Pass top-k.")
+
+
+def _violations(rows: tuple[Limits, ...], sizes: Sizes, kernel: str) -> Iterator[Reason]:
+    seen = set()
+    for row in rows:
+        for reason in violations(row, sizes, kernel):
+            if reason not in seen:
+                seen.add(reason)
+                yield reason
+
+
+def _routed(problem: Problem, flashinfer: FlashInfer, strategy: Strategy) -> Answer:
+    assert flashinfer.behaviour is not None
+    version = flashinfer.behaviour
+    if flashinfer.symbols.get(ROUTED_ENTRY) is None:
+        message = f"FlashInfer {flashinfer.version} has no {ROUTED_ENTRY}."
+        return Answer((Reason(ReasonCode.ENTRY_POINT_MISSING, message, "FlashInfer has it since 0.2.10."),))
+    shared = problem.num_shared_experts if strategy is Strategy.EXPANDED else 0
+    rows = limits_for(ROUTED, version)
+    multiple = max((row.multiple for row in rows), default=1)
+    num_experts = -(-(problem.num_experts + shared) // multiple) * multiple
+    if problem.ep_size > 1:
+        num_experts = problem.num_experts
+    kernel = f"The routed entry of FlashInfer {version}"
+    reasons = tuple(_violations(rows, Sizes(num_experts, problem.top_k + shared), kernel))
+    if reasons:
+        return Answer(reasons)
+    routed_before = problem.routing_input is RoutingInput.LOGITS
+    call = _call(problem, strategy, ROUTED_ENTRY, num_experts, _topk_format(flashinfer, ROUTED_ENTRY), routed_before)
+    return Answer((), call, Evidence.ELIGIBLE)
+
+
+def _topk_format(flashinfer: FlashInfer, entry_point: str) -> str:
+    """Packed top-k works in every release; (ids, weights) keeps float32 weights, from 0.6.16 on."""
+    if entry_point != ROUTED_ENTRY:
+        return ""
+    behaviour = flashinfer.behaviour
+    exact = behaviour is not None and behaviour >= Version("0.6.16")
+    return "tuple" if exact and flashinfer.symbols.has_member("RoutingInputMode", "UnpackedPrecomputed") else "packed"
+
+
+def _call(
+    problem: Problem, strategy: Strategy, entry_point: str, num_experts: int, topk_format: str, routed_before: bool
+) -> KernelCall:
+    expanded = problem.num_shared_experts if strategy is Strategy.EXPANDED else 0
+    native = problem.num_shared_experts if strategy is Strategy.NATIVE else 0
+    from_topk = entry_point == ROUTED_ENTRY
+    local = (problem.num_experts + expanded) // problem.ep_size
+    return KernelCall(
+        entry_point=entry_point,
+        num_experts=num_experts,
+        local_num_experts=local,
+        weight_rows=local + native,
+        top_k=problem.top_k + expanded,
+        # With precomputed top-k the method only selects a kernel; Renormalize works in every release.
+        routing_method=RoutingMethod.RENORMALIZE if from_topk else problem.routing_method,
+        n_group=1 if from_topk else problem.n_group,
+        topk_group=1 if from_topk else problem.topk_group,
+        intermediate_size=-(-problem.intermediate_size // _INTERMEDIATE_MULTIPLE) * _INTERMEDIATE_MULTIPLE,
+        num_fused_shared_experts=native,
+        routed_before=routed_before,
+        topk_format=topk_format,
+    )
+
+
+def _with_issues(given: Answer, problem: Problem, flashinfer: FlashInfer, strategy: Strategy) -> Answer:
+    """Refuse a call that meets a known issue, and note what the caller should know."""
+    if given.call is None or flashinfer.behaviour is None:
+        return given
+    refused, notes = [], list(given.notes)
+    for issue in KNOWN_ISSUES:
+        meets = (
+            given.call.entry_point in issue.entry_points
+            and strategy in issue.strategies
+            and issue.affects(flashinfer.behaviour)
+            and issue.condition(problem)
+        )
+        if meets and issue.effect is Effect.REFUSED:
+            refused.append(Reason(ReasonCode.KNOWN_ISSUE, f"{issue.id}: {issue.title}.", issue.way_out))
+        elif meets and issue.effect is Effect.TOLD:
+            notes.append(f"Known issue {issue.id}: {issue.title}. {issue.way_out} See {issue.source}")
+    missing = _activation_reason(problem, flashinfer)
+    if missing:
+        refused.append(missing)
+    if refused:
+        return Answer(tuple(refused))
+    if given.call.intermediate_size != problem.intermediate_size:
+        notes.append(f"intermediate_size {problem.intermediate_size} is padded to {given.call.intermediate_size}.")
+    if given.call.num_experts > given.call.local_num_experts * problem.ep_size:
+        padding = given.call.num_experts - given.call.local_num_experts * problem.ep_size
+        notes.append(f"num_experts is raised by {padding} ids that are never chosen, to a multiple the kernel takes.")
+    return Answer((), given.call, given.status, tuple(notes))
+
+
+def _activation_reason(problem: Problem, flashinfer: FlashInfer) -> Reason | None:
+    """SwiGLU is the default of every release; another activation needs a keyword and a member."""
+    if problem.activation is not Activation.GEGLU:
+        return None
+    symbols = flashinfer.symbols
+    by_type = symbols.has_parameter(LOGITS_ENTRY, "activation_type") and symbols.has_member("ActivationType", "Geglu")
+    by_gate = symbols.has_parameter(LOGITS_ENTRY, "gated_act_type") and symbols.has_member("GatedActType", "GeGlu")
+    if by_type or by_gate:
+        return None
+    message = f"FlashInfer {flashinfer.version} has no GeGLU for its FP4 MoE."
+    return Reason(ReasonCode.ACTIVATION, message, "FlashInfer has it since 0.2.14.")

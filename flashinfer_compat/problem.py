@@ -1,0 +1,136 @@
+"""The MoE layer a question is about, as one frozen value."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from flashinfer_compat.errors import ArgumentError
+from flashinfer_compat.vocabulary import (
+    Activation,
+    Numerics,
+    RoutedScaling,
+    RoutingInput,
+    RoutingMethod,
+    SharedExpertFormat,
+    SharedExpertPlacement,
+    parse,
+)
+
+__all__ = ["DEEPSEEK_R1", "Problem"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One MoE layer as one rank runs it. Enumerations may be given by name.
+
+    Raises:
+        ArgumentError: a size or a combination that no MoE layer has; it names the field.
+        UnknownNameError: a name that is not one of the enumeration's.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    """Of one routed expert on this rank."""
+    num_experts: int
+    """Routed experts of the whole layer, over all ranks."""
+    top_k: int
+    """Routed experts per token."""
+    num_shared_experts: int = 0
+    shared_format: SharedExpertFormat = SharedExpertFormat.NONE
+    routing_method: RoutingMethod = RoutingMethod.DEEPSEEK_V3
+    routing_input: RoutingInput = RoutingInput.LOGITS
+    n_group: int = 1
+    """Groups of experts in DeepSeekV3 routing; 1 is no groups."""
+    topk_group: int = 1
+    """Groups a token may choose from."""
+    routed_scaling_factor: float = 1.0
+    norm_topk_prob: bool = True
+    """Whether DeepSeekV3 weights are divided by their sum."""
+    routed_scaling: RoutedScaling = RoutedScaling.ROUTING_WEIGHTS
+    activation: Activation = Activation.SWIGLU
+    numerics: Numerics = Numerics.W4A4
+    ep_size: int = 1
+    """Ranks the routed experts are spread over."""
+    shared_placement: SharedExpertPlacement | None = None
+    """Needed with shared experts under expert parallelism."""
+
+    def __post_init__(self) -> None:
+        for name, kind in _ENUMERATIONS.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, parse(kind, value, name))
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ArgumentError(name, f"an integer of at least {least}", repr(value))
+        for name, multiple in (("hidden_size", 16), ("intermediate_size", 16)):
+            if getattr(self, name) % multiple:
+                raise ArgumentError(name, f"a multiple of {multiple}, the NVFP4 block", repr(getattr(self, name)))
+        if self.top_k > self.num_experts:
+            raise ArgumentError("top_k", f"at most num_experts={self.num_experts}", repr(self.top_k))
+        if self.num_experts % self.n_group:
+            raise ArgumentError("n_group", f"a divisor of num_experts={self.num_experts}", repr(self.n_group))
+        if self.topk_group > self.n_group:
+            raise ArgumentError("topk_group", f"at most n_group={self.n_group}", repr(self.topk_group))
+        if self.n_group > 1 and self.top_k > self.topk_group * (self.num_experts // self.n_group):
+            reachable = self.topk_group * (self.num_experts // self.n_group)
+            raise ArgumentError("top_k", f"at most the {reachable} experts of topk_group groups", repr(self.top_k))
+        if self.num_experts % self.ep_size:
+            raise ArgumentError("ep_size", f"a divisor of num_experts={self.num_experts}", repr(self.ep_size))
+        if not math.isfinite(self.routed_scaling_factor) or self.routed_scaling_factor <= 0:
+            raise ArgumentError(
+                "routed_scaling_factor", "a finite number greater than 0", repr(self.routed_scaling_factor)
+            )
+        if (self.shared_format is SharedExpertFormat.NONE) != (self.num_shared_experts == 0):
+            raise ArgumentError(
+                "shared_format",
+                "a format with shared experts, and 'none' without",
+                f"{self.shared_format.value!r} with num_shared_experts={self.num_shared_experts}",
+            )
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether routing first chooses groups of experts."""
+        return self.n_group > 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: getattr(value, "value", value) for name, value in values.items()}
+
+
+_ENUMERATIONS: dict[str, type[Any]] = {
+    "shared_format": SharedExpertFormat,
+    "routing_method": RoutingMethod,
+    "routing_input": RoutingInput,
+    "routed_scaling": RoutedScaling,
+    "activation": Activation,
+    "numerics": Numerics,
+    "shared_placement": SharedExpertPlacement,
+}
+
+_LEAST = {
+    "hidden_size": 1,
+    "intermediate_size": 1,
+    "num_experts": 1,
+    "top_k": 1,
+    "num_shared_experts": 0,
+    "n_group": 1,
+    "topk_group": 1,
+    "ep_size": 1,
+}
+
+DEEPSEEK_R1 = Problem(
+    hidden_size=7168,
+    intermediate_size=2048,
+    num_experts=256,
+    top_k=8,
+    num_shared_experts=1,
+    shared_format=SharedExpertFormat.NVFP4,
+    n_group=8,
+    topk_group=4,
+    routed_scaling_factor=2.5,
+)
+"""The layer of DeepSeek-R1 NVFP4, on one rank."""
