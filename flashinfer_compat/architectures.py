@@ -24,11 +24,11 @@ ARCHITECTURES: tuple[str, ...] = (
 )
 """Those that FlashInfer's releases name."""
 
-_FORMS = re.compile(r"(?:sm_?)?(\d{2,3})[af]?|(\d{1,2})\.(\d)")
+_FORMS = re.compile(r"(?:sm_?)?(\d{2,3})[af]?|(\d{1,2})\.(\d)[af]?")
 
 
 def parse_architecture(text: str) -> str:
-    """The architecture that `sm100`, `sm_100a`, `100` or `10.0` names.
+    """The architecture that `sm100`, `sm_100a`, `100`, `10.0` or `10.0a` names.
 
     Raises:
         UnknownNameError: none of the known ones.

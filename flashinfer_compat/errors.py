@@ -7,6 +7,7 @@ go on.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, cast
 
 __all__ = [
     "ArgumentError",
@@ -24,7 +25,12 @@ __all__ = [
 
 
 class FlashInferCompatError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose; each can be pickled, to leave a worker process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is unpickled by calling it with its message, which these do not take.
+        kind, arguments, *state = cast("tuple[Any, ...]", super().__reduce__())
+        return _restore, (kind, arguments), *state
 
 
 class ArgumentError(FlashInferCompatError, ValueError):
@@ -102,8 +108,13 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     """The choice closest to `name` in spelling, or None where none is close."""
     import difflib
 
-    matches = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
-    return matches[0] if matches else None
+    by_folded = {choice.lower(): choice for choice in choices}
+    matches = difflib.get_close_matches(name.lower(), list(by_folded), n=1, cutoff=0.5)
+    return by_folded[matches[0]] if matches else None
+
+
+def _restore(kind: type[FlashInferCompatError], arguments: tuple[object, ...]) -> FlashInferCompatError:
+    return kind.__new__(kind, *arguments)
 
 
 def _sentence(subject: str, expected: str, actual: str, way_out: str) -> str:

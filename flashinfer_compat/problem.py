@@ -59,7 +59,7 @@ class Problem:
     def __post_init__(self) -> None:
         for name, kind in _ENUMERATIONS.items():
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name not in _OPTIONAL:
                 object.__setattr__(self, name, parse(kind, value, name))
         for name, least in _LEAST.items():
             value = getattr(self, name)
@@ -79,10 +79,12 @@ class Problem:
             raise ArgumentError("top_k", f"at most the {reachable} experts of topk_group groups", repr(self.top_k))
         if self.num_experts % self.ep_size:
             raise ArgumentError("ep_size", f"a divisor of num_experts={self.num_experts}", repr(self.ep_size))
-        if not math.isfinite(self.routed_scaling_factor) or self.routed_scaling_factor <= 0:
-            raise ArgumentError(
-                "routed_scaling_factor", "a finite number greater than 0", repr(self.routed_scaling_factor)
-            )
+        factor = self.routed_scaling_factor
+        is_number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
+        if not is_number or not math.isfinite(factor) or factor <= 0:
+            raise ArgumentError("routed_scaling_factor", "a finite number greater than 0", repr(factor))
+        if not isinstance(self.norm_topk_prob, bool):
+            raise ArgumentError("norm_topk_prob", "True or False", repr(self.norm_topk_prob))
         if (self.shared_format is SharedExpertFormat.NONE) != (self.num_shared_experts == 0):
             raise ArgumentError(
                 "shared_format",
@@ -110,6 +112,8 @@ _ENUMERATIONS: dict[str, type[Any]] = {
     "numerics": Numerics,
     "shared_placement": SharedExpertPlacement,
 }
+
+_OPTIONAL = {"shared_placement"}
 
 _LEAST = {
     "hidden_size": 1,

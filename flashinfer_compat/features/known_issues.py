@@ -36,7 +36,8 @@ class KnownIssue:
     """Stable; programs may rely on it."""
     title: str
     releases: str
-    """PEP 440 specifiers of the affected releases, alternatives separated by `|`."""
+    """PEP 440 specifiers of the affected releases, alternatives separated by `|`. `<0.6.3` would leave out 0.6.3's
+    nightlies, which may not have the repair yet: write `<=0.6.3,!=0.6.3`, or `<0.6.8rc1` where a candidate has it."""
     effect: Effect
     source: str
     """Where it can be read up."""
@@ -59,7 +60,8 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="routed-fused-shared",
         title="the routed entry accepts num_fused_shared_experts, but computes from slots that nothing has written",
-        releases=">=0.7.0.dev0",
+        # Nightlies carry a keyword before their number says so.
+        releases=">=0.6.16.dev0",
         effect=Effect.AVOIDED,
         source=f"{_REPOSITORY}/blob/v0.7.0/csrc/fused_moe/trtllm_backend/trtllm_fused_moe_routing_deepseek.cu",
         features=frozenset({"fused_shared_routed"}),
@@ -68,7 +70,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="ungrouped-fused-shared",
         title="the logits entry with num_fused_shared_experts and no expert groups returns wrong numbers silently",
-        releases=">=0.6.17.dev0,<=0.6.18.post1",
+        releases=">=0.6.16.dev0,<0.7.0rc3",
         effect=Effect.REFUSED,
         source=f"{_REPOSITORY}/blob/v0.6.17/csrc/fused_moe/trtllm_backend/trtllm_fused_moe_runner.cu",
         entry_points=frozenset({"trtllm_fp4_block_scale_moe"}),
@@ -79,7 +81,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="topk-group-ignored",
         title="DeepSeekV3 routing from logits ignores topk_group and always keeps min(4, n_group) groups",
-        releases=">=0.2.9.dev0,<0.6.3",
+        releases=">=0.2.9.dev0,<=0.6.3,!=0.6.3",
         effect=Effect.REFUSED,
         source=f"{_REPOSITORY}/blob/v0.6.2/csrc/trtllm_fused_moe_routing_deepseek.cu",
         entry_points=frozenset({"trtllm_fp4_block_scale_moe"}),
@@ -89,7 +91,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="deepseek-uninitialised-scores",
         title="DeepSeekV3 routing from logits sorts registers that nothing has written",
-        releases=">=0.4.0.dev0,<0.5.0.dev0",
+        releases=">=0.4.0.dev0,<0.5.0rc1",
         effect=Effect.REFUSED,
         source=f"{_REPOSITORY}/blob/v0.4.1/csrc/trtllm_fused_moe_routing_deepseek.cu",
         entry_points=frozenset({"trtllm_fp4_block_scale_moe"}),
@@ -99,7 +101,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="negative-bias-misroutes",
         title="DeepSeekV3 routing from logits prefers padding to experts whose biased score is below -1",
-        releases=">=0.2.9.dev0,<0.6.2",
+        releases=">=0.2.9.dev0,<=0.6.2,!=0.6.2",
         effect=Effect.TOLD,
         source=f"{_REPOSITORY}/blob/v0.6.1/csrc/trtllm_fused_moe_routing_deepseek.cu",
         entry_points=frozenset({"trtllm_fp4_block_scale_moe"}),
@@ -109,7 +111,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="no-groups-divides-by-zero",
         title="DeepSeekV3 routing from logits with n_group None or 0 divides by zero and kills the process",
-        releases=">=0.2.9.dev0,<0.6.8",
+        releases=">=0.2.9.dev0,<0.6.8rc1",
         effect=Effect.AVOIDED,
         source=f"{_REPOSITORY}/blob/v0.6.7/include/flashinfer/trtllm/fused_moe/RoutingKernel.h",
         way_out="Pass n_group=1, topk_group=1.",
@@ -125,7 +127,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="float32-bias-read-as-bf16",
         title="a float32 routing_bias is accepted and read as bf16",
-        releases=">=0.6.7.dev0,<0.6.8",
+        releases=">=0.6.7.dev0,<0.6.8rc1",
         effect=Effect.AVOIDED,
         source=f"{_REPOSITORY}/blob/v0.6.7/include/flashinfer/trtllm/fused_moe/RoutingKernel.h",
         way_out="Pass a bf16 bias.",
@@ -133,7 +135,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="float32-logits-read-as-bf16",
         title="every routing method but DeepSeekV3 accepts float32 logits and reads them as bf16",
-        releases=">=0.2.10,<0.6.8",
+        releases=">=0.2.10.dev0,<0.6.8rc1",
         effect=Effect.AVOIDED,
         source=f"{_REPOSITORY}/blob/v0.6.6/csrc/trtllm_fused_moe_runner.cu",
         way_out="Pass bf16 logits.",
@@ -141,7 +143,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="minimax2-scaling-ignored",
         title="MiniMax2 routing ignores routed_scaling_factor",
-        releases=">=0.6.8.dev0,<0.6.13",
+        releases=">=0.6.8.dev0,<0.6.13rc1",
         effect=Effect.REFUSED,
         source=f"{_REPOSITORY}/blob/v0.6.12/csrc/trtllm_fused_moe_runner.cu",
         entry_points=frozenset({"trtllm_fp4_block_scale_moe"}),
@@ -162,7 +164,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="bf16-logits-read-as-float32",
         title="DeepSeekV3 routing accepts bf16 logits and reads them as float32",
-        releases=">=0.2.10,<0.6.0",
+        releases=">=0.2.10.dev0,<0.6.0rc1",
         effect=Effect.AVOIDED,
         source=f"{_REPOSITORY}/blob/v0.5.3/csrc/trtllm_fused_moe_kernel_launcher.cu",
         way_out="Pass float32 logits; fp4_moe does.",
@@ -170,7 +172,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="tuple-topk-float32",
         title="a (ids, weights) top-k with float32 weights is read as bf16",
-        releases=">=0.6.12.dev0,<0.6.15",
+        releases=">=0.6.12.dev0,<=0.6.15,!=0.6.15",
         effect=Effect.AVOIDED,
         source=f"{_REPOSITORY}/blob/v0.6.12/csrc/trtllm_fused_moe_kernel_launcher.cu",
         way_out="Pass packed top-k, or bf16 weights.",
@@ -178,7 +180,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="linear-layout-ignored",
         title="nvfp4_quantize(sfLayout=layout_linear) returns 128x4 block scales",
-        releases=">=0.2.9.dev0,<0.6.7",
+        releases=">=0.2.9.dev0,<=0.6.7,!=0.6.7",
         effect=Effect.AVOIDED,
         source=f"{_REPOSITORY}/blob/v0.6.6/flashinfer/fp4_quantization.py",
         way_out="Use fp4_quantize(is_sf_swizzled_layout=False).",
@@ -186,7 +188,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="mm-fp4-positional-backend",
         title="mm_fp4 sees its backend only when it is passed as a keyword",
-        releases="==0.5.0",
+        releases=">=0.5.0.dev0,<=0.5.1,!=0.5.1",
         effect=Effect.AVOIDED,
         source=f"{_REPOSITORY}/blob/v0.5.0/flashinfer/gemm.py",
         way_out="Pass backend= by keyword.",
@@ -194,7 +196,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="fp4-quantize-unchecked-gpu",
         title="fp4_quantize on a GPU older than SM100 returns memory that nothing has written, without an error",
-        releases=">=0.3.1.dev0,<0.7.4.dev0",
+        releases=">=0.3.1.dev0,<=0.7.4,!=0.7.4",
         effect=Effect.AVOIDED,
         source=f"{_REPOSITORY}/blob/v0.7.2/flashinfer/quantization/fp4_quantization.py",
         way_out="Use the torch backend there.",
@@ -202,7 +204,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         id="import-needs-cuda",
         title="import flashinfer raises AssertionError where torch is a CPU build and nvidia-cutlass-dsl is installed",
-        releases=">=0.6.8,<0.6.12.dev0|>=0.6.14,<0.7.1.dev0",
+        releases=">=0.6.8.dev0,<0.6.12rc1|>=0.6.14.dev0,<0.7.1rc1",
         effect=Effect.TOLD,
         source=f"{_REPOSITORY}/blob/v0.7.0/flashinfer/gdn_kernels/gdn_decode_bf16_state.py",
         way_out="Use a CUDA build of torch, or another release.",

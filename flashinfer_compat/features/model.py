@@ -101,10 +101,10 @@ def _doubts(feature: Feature, target: Target, flashinfer: FlashInfer, issues: It
             yield Reason(ReasonCode.LIBRARY_MISSING, f"{feature.title} needs {library}.", f"Run: pip install {library}")
     if flashinfer.behaviour is None:
         yield Reason(ReasonCode.BEHAVIOUR_UNKNOWN, f"{flashinfer.behaviour_source}.")
-        return
-    for issue in issues:
-        if feature.name in issue.features and issue.affects(flashinfer.behaviour):
-            yield Reason(ReasonCode.KNOWN_ISSUE, f"{issue.id}: {issue.title}.", issue.way_out)
+    else:
+        for issue in issues:
+            if feature.name in issue.features and issue.affects(flashinfer.behaviour):
+                yield Reason(ReasonCode.KNOWN_ISSUE, f"{issue.id}: {issue.title}.", issue.way_out)
     if feature.architectures is not None:
         yield from _architecture_doubts(feature, feature.architectures, target, flashinfer)
 
@@ -112,8 +112,9 @@ def _doubts(feature: Feature, target: Target, flashinfer: FlashInfer, issues: It
 def _architecture_doubts(
     feature: Feature, architectures: Mapping[str, str], target: Target, flashinfer: FlashInfer
 ) -> Iterable[Reason]:
-    assert flashinfer.behaviour is not None
-    working = [name for name, since in architectures.items() if at_least(flashinfer.behaviour, since)]
+    # Of a release that is not known, no more is assumed than of the newest known one.
+    version = flashinfer.behaviour
+    working = [name for name, since in architectures.items() if version is None or at_least(version, since)]
     if target.architecture is None:
         yield Reason(ReasonCode.NO_GPU, f"There is no NVIDIA GPU; {feature.entry_point} runs on {', '.join(working)}.")
     elif target.architecture not in working:

@@ -66,6 +66,9 @@ class Limits:
 
 ROUTED: tuple[Limits, ...] = (
     Limits("0.2.10", 128, 8, multiple=4, top_k_below=True),
+    # These candidates have kernels for nine numbers of experts up to 128 only, the multiples of 32 among them.
+    Limits("0.4.0rc0", 128, 8, multiple=32, top_k_below=True),
+    Limits("0.4.0rc3", 128, 8, multiple=4, top_k_below=True),
     Limits("0.5.0", 512, 10, multiple=4, top_k_below=True),
     Limits("0.5.3", 512, 10, multiple=4),
     Limits("0.6.7", 2048, 32, multiple=4),
@@ -109,6 +112,7 @@ DEEPSEEK_V3_UNGROUPED: tuple[Limits, ...] = (
     Limits("0.2.9", 128, 8, multiple=4, min_experts=8, top_k_below=True),
     Limits("0.5.0", 384, 8, multiple=4, min_experts=8, top_k_below=True, top_k_8_above=128),
     Limits("0.5.3", 384, 8, multiple=4, min_experts=8, top_k_8_above=128),
+    # 0.6.3 also takes 385 to 512 experts, with top_k up to 22; left out until a model needs it.
     Limits("0.6.3", 384, 8, multiple=4, min_experts=8),
     Limits("0.6.7", 512, 22, min_experts=32),
     Limits("0.6.8", 1024, 32, multiple=4),

@@ -13,7 +13,7 @@ from flashinfer_compat.problem import Problem
 from flashinfer_compat.reasons import Reason, ReasonCode
 from flashinfer_compat.vocabulary import Backend, Evidence, Strategy, parse
 
-__all__ = ["ALTERNATIVES", "AUTO", "plan"]
+__all__ = ["ALTERNATIVES", "AUTO", "assess", "plan"]
 
 AUTO = "auto"
 
@@ -64,7 +64,7 @@ def plan(
     chosen: tuple[Backend, Strategy, Answer] | None = None
     rejected: list[Rejection] = []
     for one_backend, one_strategy in ALTERNATIVES:
-        given = _judge(problem, target, one_strategy, one_backend, least)
+        given = assess(problem, target, one_strategy, one_backend, least)
         reasons = given.reasons
         if not reasons and not _asked_for(one_strategy, one_backend, wanted_strategy, wanted_backend, target):
             reasons = (Reason(ReasonCode.NOT_ASKED_FOR, "It would run, but another was asked for."),)
@@ -81,7 +81,10 @@ def plan(
     return Plan(problem, found_strategy, found_backend, found.status, found.call, tuple(rejected), found.notes)
 
 
-def _judge(problem: Problem, target: Target, strategy: Strategy, backend: Backend, least: Evidence | None) -> Answer:
+def assess(
+    problem: Problem, target: Target, strategy: Strategy, backend: Backend, least: Evidence | None = None
+) -> Answer:
+    """Whether one alternative can run `problem` on `target`, whatever else can; see `plan` for `least`."""
     broken = tuple(problem_reasons(problem, strategy, backend))
     given = answer(problem, target, strategy) if backend is Backend.TRTLLM else _torch_answer(target)
     reasons = (*broken, *given.reasons)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from flashinfer_compat.features.known_issues import KNOWN_ISSUES, Effect
-from flashinfer_compat.features.table import feature_states
+from flashinfer_compat.features.model import FeatureState
+from flashinfer_compat.features.table import FEATURES, feature_states
 from flashinfer_compat.features.target import FlashInfer, Target
 from flashinfer_compat.planning.decision import KernelCall
 from flashinfer_compat.planning.limits import (
@@ -53,7 +54,7 @@ class Answer:
 
 def answer(problem: Problem, target: Target, strategy: Strategy) -> Answer:
     """How `strategy` calls FlashInfer on `target`; the problem's own rules are not looked at here."""
-    reasons = tuple(_install_reasons(problem, target, strategy))
+    reasons = tuple(dict.fromkeys(_install_reasons(problem, target, strategy)))
     flashinfer = target.flashinfer
     if reasons or flashinfer is None:
         return Answer(reasons)
@@ -75,21 +76,22 @@ def answer(problem: Problem, target: Target, strategy: Strategy) -> Answer:
 
 def _install_reasons(problem: Problem, target: Target, strategy: Strategy) -> Iterator[Reason]:
     """What the strategy needs of the install and the GPU; unknown behaviour is judged later."""
-    states = feature_states(target)
-    for name in _needed_features(problem, strategy):
-        for reason in states[name].reasons:
-            if reason.code is not ReasonCode.BEHAVIOUR_UNKNOWN:
-                yield reason
+    needed = tuple(_needed_features(problem, strategy))
+    states = feature_states(target, [row for row in FEATURES if row.name in needed])
+    for name in needed:
+        yield from _obstacles(states[name])
         # One missing install is one reason, not one for each feature.
         if target.flashinfer is None or target.architecture is None:
             return
-    dense = [state for name, state in states.items() if name.startswith("mm_fp4_")]
-    if _needs_dense_nvfp4(problem, strategy) and not any(_usable(state.reasons) for state in dense):
-        yield dense[0].reasons[0]
+    if _needs_dense_nvfp4(problem, strategy):
+        dense = feature_states(target, [row for row in FEATURES if row.entry_point == "mm_fp4"])
+        obstacles = [_obstacles(state) for state in dense.values()]
+        if all(obstacles):
+            yield obstacles[0][0]
 
 
-def _usable(reasons: tuple[Reason, ...]) -> bool:
-    return all(reason.code is ReasonCode.BEHAVIOUR_UNKNOWN for reason in reasons)
+def _obstacles(state: FeatureState) -> list[Reason]:
+    return [reason for reason in state.reasons if reason.code is not ReasonCode.BEHAVIOUR_UNKNOWN]
 
 
 def _needs_dense_nvfp4(problem: Problem, strategy: Strategy) -> bool:
@@ -178,7 +180,10 @@ def _routed(problem: Problem, flashinfer: FlashInfer, strategy: Strategy) -> Ans
         return Answer((Reason(ReasonCode.ENTRY_POINT_MISSING, message, "FlashInfer has it since 0.2.10."),))
     shared = problem.num_shared_experts if strategy is Strategy.EXPANDED else 0
     rows = limits_for(ROUTED, version)
-    multiple = max((row.multiple for row in rows), default=1)
+    if not rows:
+        message = f"The limits of {ROUTED_ENTRY} before FlashInfer {ROUTED[0].since} are not known."
+        return Answer((Reason(ReasonCode.BEHAVIOUR_UNKNOWN, message, "Use a newer FlashInfer."),))
+    multiple = max(row.multiple for row in rows)
     num_experts = -(-(problem.num_experts + shared) // multiple) * multiple
     if problem.ep_size > 1:
         num_experts = problem.num_experts

@@ -13,6 +13,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from flashinfer_compat import __version__
 from flashinfer_compat.signatures.entry_points import ENTRY_POINTS
 from flashinfer_compat.signatures.model import Symbol, SymbolTable
 from flashinfer_compat.signatures.source import DirectorySource
@@ -20,7 +21,7 @@ from flashinfer_compat.signatures.static import read_source
 
 __all__ = ["read_installed"]
 
-_FORMAT = 1
+_FORMAT = 2
 
 _Identity = list[int] | None
 
@@ -58,7 +59,7 @@ class _WatchedSource(DirectorySource):
 
 
 def _key(root: Path) -> str:
-    wanted = [_FORMAT, str(root.absolute()), [[entry.name, *entry.modules] for entry in ENTRY_POINTS]]
+    wanted = [_FORMAT, __version__, str(root.absolute()), [[entry.name, *entry.modules] for entry in ENTRY_POINTS]]
     return hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:24]
 
 
@@ -73,7 +74,10 @@ def _identity(path: Path) -> _Identity:
 
 def _load(entry: Path, root: Path) -> SymbolTable | None:
     try:
-        stored = json.loads(entry.read_text("utf-8"))
+        digest, _, content = entry.read_bytes().partition(b"\n")
+        if digest != _digest(content):
+            return None
+        stored = json.loads(content)
         if any(_identity(root / path) != identity for path, identity in stored["files"].items()):
             return None
         symbols = [Symbol.from_data(data) for data in stored["symbols"]]
@@ -87,12 +91,18 @@ def _store(entry: Path, files: dict[str, _Identity], table: SymbolTable) -> None
         "files": files,
         "symbols": [symbol.to_data() for symbol in table.symbols.values()],
     }
+    encoded = json.dumps(content).encode()
     with contextlib.suppress(OSError):
         entry.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=entry.parent, prefix=entry.name, suffix=".tmp")
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                json.dump(content, stream)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(_digest(encoded) + b"\n" + encoded)
             Path(temporary).replace(entry)
-        except OSError:
+        except BaseException:
             Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()

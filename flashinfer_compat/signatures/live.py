@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import importlib
@@ -11,7 +12,7 @@ import typing
 from collections.abc import Callable, Sequence
 
 from flashinfer_compat.signatures.entry_points import ENTRY_POINTS, EntryPoint
-from flashinfer_compat.signatures.model import OPAQUE, Parameter, Symbol, SymbolTable
+from flashinfer_compat.signatures.model import FACTORY, OPAQUE, Parameter, Symbol, SymbolTable, literal_choices
 
 __all__ = ["differences", "is_imported", "read_live"]
 
@@ -24,28 +25,46 @@ def is_imported() -> bool:
 def read_live(entry_points: Sequence[EntryPoint] = ENTRY_POINTS) -> SymbolTable:
     """The entry points that `import flashinfer` gives; this imports flashinfer.
 
-    Whatever an import raises, SystemExit included, becomes the reason of every entry point behind it.
+    Whatever an import raises, SystemExit included, becomes the reason of every entry point behind it. Each module is
+    tried once.
     """
+    names = dict.fromkeys(name for entry in entry_points for name in entry.modules)
+    modules = {name: _import(name) for name in names}
     symbols: dict[str, Symbol] = {}
     problems: dict[str, str] = {}
     for entry in entry_points:
-        for name in entry.modules:
-            try:
-                module = importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                if error.name is None or not name.startswith(error.name):
-                    problems.setdefault(entry.name, f"import {name}: {error!r}")
-                continue
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                problems.setdefault(entry.name, f"import {name}: {error!r}")
-                continue
-            found = getattr(module, entry.name, None)
-            if found is not None:
-                symbols[entry.name] = _symbol(entry.name, found)
-                break
-    return SymbolTable(symbols, {name: reason for name, reason in problems.items() if name not in symbols})
+        answers = [_look_up(name, modules[name], entry.name) for name in entry.modules]
+        symbol = next((answer for answer in answers if isinstance(answer, Symbol)), None)
+        problem = next((answer for answer in answers if isinstance(answer, str)), None)
+        if symbol:
+            symbols[entry.name] = symbol
+        elif problem:
+            problems[entry.name] = problem
+    return SymbolTable(symbols, problems)
+
+
+def _import(name: str) -> object:
+    """The module; the reason where importing it fails; None where there is no such module."""
+    try:
+        return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            return None
+        return f"import {name}: {error!r}"
+
+
+def _look_up(module_name: str, module: object, name: str) -> Symbol | str | None:
+    """The entry point in an imported module; the reason where it cannot be described; None where there is none."""
+    if module is None or isinstance(module, str):
+        return module
+    try:
+        # A module's own __getattr__ may import more.
+        found = getattr(module, name, None)
+        return None if found is None else _symbol(name, found)
+    except (Exception, SystemExit) as error:
+        return f"{module_name}.{name}: {error!r}"
 
 
 def differences(static: SymbolTable, live: SymbolTable) -> tuple[str, ...]:
@@ -57,7 +76,9 @@ def differences(static: SymbolTable, live: SymbolTable) -> tuple[str, ...]:
     found = []
     for name in sorted({*static.symbols, *live.symbols} - {*live.problems}):
         expected, actual = static.get(name), live.get(name)
-        if expected is None:
+        if name in static.problems:
+            found.append(f"{name}: importable, but its source cannot be read: {static.problems[name]}")
+        elif expected is None:
             found.append(f"{name}: not in the source, but importable")
         elif actual is None:
             if not expected.conditional:
@@ -100,14 +121,16 @@ def _parameter(parameter: inspect.Parameter) -> Parameter:
 def _default_text(value: object) -> str:
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
-    if value is None or isinstance(value, (bool, int, float, str)) or value == ():
+    if value is None or isinstance(value, (bool, int, float, str)) or (isinstance(value, tuple) and not value):
         return OPAQUE if value in (float("inf"), float("-inf")) else repr(value)
     if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
         return str(value)
-    return "<factory>" if type(value) is type(getattr(dataclasses, "_HAS_DEFAULT_FACTORY", None)) else OPAQUE
+    return FACTORY if type(value) is type(getattr(dataclasses, "_HAS_DEFAULT_FACTORY", None)) else OPAQUE
 
 
 def _choices(annotation: object) -> tuple[str, ...]:
+    if isinstance(annotation, str):
+        return literal_choices(ast.Constant(annotation))
     if typing.get_origin(annotation) is typing.Literal:
         return tuple(choice for choice in typing.get_args(annotation) if isinstance(choice, str))
     return ()

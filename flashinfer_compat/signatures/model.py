@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     DefaultText = Callable[[ast.expr], str]
 
-__all__ = ["OPAQUE", "Kind", "Parameter", "Symbol", "SymbolTable"]
+__all__ = ["FACTORY", "OPAQUE", "Kind", "Parameter", "Symbol", "SymbolTable"]
 
 OPAQUE = "<object>"
 """The default of a parameter whose default is an object without a literal form (a sentinel, for instance)."""
+
+FACTORY = "<factory>"
+"""The default of a dataclass field that a factory makes."""
+
+_STRINGS_AND_MARKERS = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|<(object|factory)>""")
+_TEXT = re.compile(r"([\w.]*)(\?)?(?:\((.*)\)|\{(.*)\})")
+_MARKERS = {"OBJECT_": OPAQUE, "FACTORY_": FACTORY}
 
 
 class Kind:
@@ -35,7 +43,7 @@ class Parameter:
     kind: str = Kind.POSITIONAL_OR_KEYWORD
     default: str | None = None
     """None: required. Otherwise the default as Python source: a literal, `Enumeration.Member`, `torch.bfloat16`,
-    `<factory>` (a dataclass field's factory) or `<object>`."""
+    `FACTORY` or `OPAQUE`."""
     choices: tuple[str, ...] = ()
     """The strings a `Literal[...]` annotation allows; empty where the annotation is something else."""
 
@@ -103,19 +111,22 @@ class Symbol:
         Raises:
             ValueError: the text is not of that form.
         """
-        start = min(position for position in (text.find("("), text.find("{")) if position >= 0)
-        module, body = text[:start], text[start:]
-        conditional = module.endswith("?")
-        module = module.removesuffix("?")
-        if body.startswith("{"):
-            call = ast.parse(f"f({body[1:-1]})", mode="eval").body
-            assert isinstance(call, ast.Call)
-            members = tuple((str(item.arg), ast.literal_eval(item.value)) for item in call.keywords)
-            return Symbol(name, module, members=members, conditional=conditional)
-        source = body.replace("<object>", "OBJECT_").replace("<factory>", "FACTORY_")
-        function = ast.parse(f"def f{source}: ...").body[0]
-        assert isinstance(function, ast.FunctionDef)
-        return Symbol(name, module, tuple(parameters_of(function.args, _recorded_default)), None, conditional)
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{name}: expected module(parameters) or module{{members}}, got {text!r}")
+        module, conditional, parameters, members = match.groups()
+        try:
+            if members is not None:
+                call = cast("ast.Call", ast.parse(f"f({members})", mode="eval").body)
+                values = tuple((str(item.arg), ast.literal_eval(item.value)) for item in call.keywords)
+                return Symbol(name, module, None, values, bool(conditional))
+            source = _STRINGS_AND_MARKERS.sub(
+                lambda found: found.group(1) or f"{found.group(2).upper()}_", f"def f({parameters}): ..."
+            )
+            function = cast("ast.FunctionDef", ast.parse(source).body[0])
+        except SyntaxError as error:
+            raise ValueError(f"{name}: {error} in {text!r}") from None
+        return Symbol(name, module, tuple(parameters_of(function.args, _recorded_default)), None, bool(conditional))
 
 
 @dataclass(frozen=True)
@@ -183,7 +194,7 @@ def _parameter(argument: ast.arg, kind: str, default: ast.expr | None, default_t
 
 
 def _recorded_default(expression: ast.expr) -> str:
-    return {"OBJECT_": OPAQUE, "FACTORY_": "<factory>"}.get(text := ast.unparse(expression), text)
+    return _MARKERS.get(text := ast.unparse(expression), text)
 
 
 def _parameter_texts(parameters: tuple[Parameter, ...]) -> Iterator[str]:

@@ -2,19 +2,37 @@
 
 E is the number of experts held, H the hidden_size, I the intermediate_size (of this tensor-parallel rank). An NVFP4
 value is `E2M1 code * block scale * global scale`; the input scale multiplies an activation's codes the same way.
+
+Each value checks its sizes, dtypes and shapes when it is made (never its contents, so nothing waits for a device). A
+size or rank out of range raises ArgumentError, a tensor of another dtype or shape TensorError; both name the field.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashinfer_compat.vocabulary import Activation, RoutingMethod, SharedExpertFormat
+from flashinfer_compat.errors import ArgumentError, TensorError
+from flashinfer_compat.problem import Problem
+from flashinfer_compat.vocabulary import (
+    Activation,
+    Numerics,
+    RoutedScaling,
+    RoutingInput,
+    RoutingMethod,
+    SharedExpertFormat,
+    SharedExpertPlacement,
+    parse,
+)
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["DenseExperts", "LayerConfig", "MoELayerWeights", "Nvfp4Experts", "Router"]
+
+_BLOCK = 16
+"""Values that share one block scale."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,21 @@ class LayerConfig:
     routing_method: RoutingMethod
     activation: Activation
 
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "intermediate_size"):
+            size = getattr(self, name)
+            if size < _BLOCK or size % _BLOCK:
+                raise ArgumentError(name, f"a positive multiple of {_BLOCK} (the NVFP4 block)", str(size))
+        _require_range("num_experts", self.num_experts, 1)
+        _require_range("num_shared_experts", self.num_shared_experts, 0)
+        _require_range("n_group", self.n_group, 1, self.num_experts)
+        if self.num_experts % self.n_group:
+            raise ArgumentError("n_group", f"a divisor of num_experts = {self.num_experts}", str(self.n_group))
+        _require_range("topk_group", self.topk_group, 1, self.n_group)
+        _require_range("top_k", self.top_k, 1, self.topk_group * (self.num_experts // self.n_group))
+        if not (math.isfinite(self.routed_scaling_factor) and self.routed_scaling_factor > 0):
+            raise ArgumentError("routed_scaling_factor", "a positive finite number", str(self.routed_scaling_factor))
+
 
 @dataclass(frozen=True)
 class Router:
@@ -45,6 +78,12 @@ class Router:
     """[E, H], as stored (bf16 or float32)."""
     bias: torch.Tensor | None
     """[E] float32, added to the scores to choose experts, not to weigh them (DeepSeek's e_score_correction_bias)."""
+
+    def __post_init__(self) -> None:
+        _require_axes("Router.weight", self.weight, ("E", "H"))
+        _require_tensor("Router.weight", self.weight, ("bfloat16", "float32"), tuple(self.weight.shape))
+        if self.bias is not None:
+            _require_tensor("Router.bias", self.bias, ("float32",), (self.weight.shape[0],))
 
 
 @dataclass(frozen=True)
@@ -67,6 +106,25 @@ class Nvfp4Experts:
     """float32 [E]."""
     down_input_scale: torch.Tensor
     """float32 [E]."""
+
+    def __post_init__(self) -> None:
+        _require_axes("Nvfp4Experts.gate_up_weight", self.gate_up_weight, ("E", "2", "I", "H/2"))
+        e, _, i, half = self.gate_up_weight.shape
+        h = 2 * half
+        if h % _BLOCK or i % _BLOCK:
+            raise TensorError("Nvfp4Experts.gate_up_weight", f"H and I multiples of {_BLOCK}", f"H = {h}, I = {i}")
+        expected = {
+            "gate_up_weight": ("uint8", (e, 2, i, h // 2)),
+            "gate_up_block_scale": ("float8_e4m3fn", (e, 2, i, h // _BLOCK)),
+            "gate_up_global_scale": ("float32", (e, 2)),
+            "gate_up_input_scale": ("float32", (e, 2)),
+            "down_weight": ("uint8", (e, h, i // 2)),
+            "down_block_scale": ("float8_e4m3fn", (e, h, i // _BLOCK)),
+            "down_global_scale": ("float32", (e,)),
+            "down_input_scale": ("float32", (e,)),
+        }
+        for name, (dtype, shape) in expected.items():
+            _require_tensor(f"Nvfp4Experts.{name}", getattr(self, name), (dtype,), shape)
 
     @property
     def num_experts(self) -> int:
@@ -92,6 +150,12 @@ class DenseExperts:
     """bfloat16 [E, 2, I, H]."""
     down_weight: torch.Tensor
     """bfloat16 [E, H, I]."""
+
+    def __post_init__(self) -> None:
+        _require_axes("DenseExperts.gate_up_weight", self.gate_up_weight, ("E", "2", "I", "H"))
+        e, _, i, h = self.gate_up_weight.shape
+        _require_tensor("DenseExperts.gate_up_weight", self.gate_up_weight, ("bfloat16",), (e, 2, i, h))
+        _require_tensor("DenseExperts.down_weight", self.down_weight, ("bfloat16",), (e, h, i))
 
     @property
     def num_experts(self) -> int:
@@ -124,12 +188,64 @@ class MoELayerWeights:
     tp_rank: int
     tp_size: int
 
+    def __post_init__(self) -> None:
+        config = self.config
+        _require_range("tp_size", self.tp_size, 1)
+        _require_range("tp_rank", self.tp_rank, 0, self.tp_size - 1)
+        if config.intermediate_size % self.tp_size:
+            raise ArgumentError("tp_size", f"a divisor of {config.intermediate_size}", str(self.tp_size))
+        width = config.intermediate_size // self.tp_size
+        _require_sizes("routed", self.routed, config.num_experts, config.hidden_size, width)
+        if tuple(self.router.weight.shape) != (config.num_experts, config.hidden_size):
+            expected = f"shape {[config.num_experts, config.hidden_size]}"
+            raise TensorError("router.weight", expected, str(list(self.router.weight.shape)))
+        if (self.shared is None) != (config.num_shared_experts == 0):
+            expected = f"weights of {config.num_shared_experts} shared experts, as config.num_shared_experts says"
+            raise ArgumentError("shared", expected, "none" if self.shared is None else "weights")
+        if self.shared is not None:
+            _require_sizes("shared", self.shared, 1, config.hidden_size, width * config.num_shared_experts)
+
     @property
     def shared_format(self) -> SharedExpertFormat:
         """How the checkpoint stores the shared experts."""
         if self.shared is None:
             return SharedExpertFormat.NONE
         return SharedExpertFormat.NVFP4 if isinstance(self.shared, Nvfp4Experts) else SharedExpertFormat.BF16
+
+    def problem(
+        self,
+        routing_input: RoutingInput | str,
+        *,
+        routed_scaling: RoutedScaling | str = RoutedScaling.ROUTING_WEIGHTS,
+        numerics: Numerics | str = Numerics.W4A4,
+        ep_size: int = 1,
+        shared_placement: SharedExpertPlacement | str | None = None,
+    ) -> Problem:
+        """What planning needs to know of this layer; the arguments say how it will be called.
+
+        Raises:
+            ArgumentError: the sizes or arguments make no layer that can be run.
+        """
+        config = self.config
+        return Problem(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size // self.tp_size,
+            num_experts=config.num_experts,
+            top_k=config.top_k,
+            num_shared_experts=config.num_shared_experts,
+            shared_format=self.shared_format,
+            routing_method=config.routing_method,
+            routing_input=parse(RoutingInput, routing_input, "routing_input"),
+            n_group=config.n_group,
+            topk_group=config.topk_group,
+            routed_scaling_factor=config.routed_scaling_factor,
+            norm_topk_prob=config.norm_topk_prob,
+            routed_scaling=parse(RoutedScaling, routed_scaling, "routed_scaling"),
+            activation=config.activation,
+            numerics=parse(Numerics, numerics, "numerics"),
+            ep_size=ep_size,
+            shared_placement=shared_placement and parse(SharedExpertPlacement, shared_placement, "shared_placement"),
+        )
 
     @property
     def input_scale_spread(self) -> float:
@@ -144,3 +260,31 @@ class MoELayerWeights:
         largest = max(float(scale.max()) for scale in scales)
         smallest = min(float(scale.min()) for scale in scales)
         return largest / smallest
+
+
+def _require_range(name: str, value: int, low: int, high: int | None = None) -> None:
+    if value < low or (high is not None and value > high):
+        raise ArgumentError(name, f"at least {low}" if high is None else f"{low} to {high}", str(value))
+
+
+def _require_axes(field: str, tensor: torch.Tensor, axes: tuple[str, ...]) -> None:
+    """Require as many axes, and for an axis given as a number that size."""
+    shape = [str(size) for size in tensor.shape]
+    if len(shape) != len(axes) or any(axis.isdigit() and axis != size for axis, size in zip(axes, shape, strict=True)):
+        raise TensorError(field, f"shape [{', '.join(axes)}]", f"[{', '.join(shape)}]")
+
+
+def _require_tensor(field: str, tensor: torch.Tensor, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    # By name, so that this module needs no torch.
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in dtypes:
+        raise TensorError(field, f"dtype {' or '.join(dtypes)}", dtype)
+    if tuple(tensor.shape) != shape:
+        raise TensorError(field, f"shape {list(shape)}", str(list(tensor.shape)))
+
+
+def _require_sizes(field: str, experts: Nvfp4Experts | DenseExperts, num: int, hidden: int, intermediate: int) -> None:
+    found = (experts.num_experts, experts.hidden_size, experts.intermediate_size)
+    if found != (num, hidden, intermediate):
+        text = "{} experts, hidden_size {}, intermediate_size {}"
+        raise TensorError(field, text.format(num, hidden, intermediate), text.format(*found))

@@ -1,0 +1,31 @@
+"""Which backends can execute. To add a backend, add its module here and its rows to planning."""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+from flashinfer_compat.backends.base import BackendModule
+from flashinfer_compat.errors import BackendUnavailableError
+from flashinfer_compat.vocabulary import Backend
+
+__all__ = ["MODULES", "backend_module"]
+
+MODULES: dict[Backend, str] = {
+    Backend.TORCH: "flashinfer_compat.backends.reference",
+}
+"""By backend: the module that offers `BackendModule`'s functions."""
+
+
+def backend_module(backend: Backend) -> BackendModule:
+    """The code of a backend.
+
+    Raises:
+        BackendUnavailableError: this version of the package plans for the backend, but cannot execute it.
+    """
+    if backend not in MODULES:
+        can = ", ".join(repr(one.value) for one in MODULES)
+        raise BackendUnavailableError(
+            f"backend={backend.value!r}: this version plans for it but does not execute it yet. Pass backend={can}."
+        )
+    return cast("BackendModule", importlib.import_module(MODULES[backend]))

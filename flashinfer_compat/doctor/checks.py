@@ -1,0 +1,155 @@
+"""The checks: each looks at facts and yields findings. To add a check, write a function and add it to `CHECKS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from flashinfer_compat.doctor.finding import Finding, Severity
+from flashinfer_compat.environment import Environment, RecordState
+from flashinfer_compat.features.known_issues import Effect
+from flashinfer_compat.report import Capabilities
+from flashinfer_compat.signatures.recorded import releases
+from flashinfer_compat.vocabulary import Backend, Evidence
+
+__all__ = ["CHECKS", "Check"]
+
+Check = Callable[[Environment, Capabilities], Iterator[Finding]]
+
+_INSTALL = "pip install 'flashinfer-compat[flashinfer]'"
+
+
+def flashinfer_missing(environment: Environment, report: Capabilities) -> Iterator[Finding]:
+    """A GPU that FlashInfer has FP4 kernels for, and no FlashInfer."""
+    if report.target.flashinfer is None:
+        serious = report.target.architecture is not None
+        yield Finding(
+            "flashinfer-missing",
+            Severity.WARNING if serious else Severity.NOTE,
+            f"{report.target.flashinfer_problem} fp4_moe runs on the torch backend, which is a reference.",
+            _INSTALL if serious else "",
+        )
+
+
+def torch_missing(environment: Environment, report: Capabilities) -> Iterator[Finding]:
+    """Nothing can be computed without torch."""
+    if report.target.torch_version is None:
+        why = environment.torch.reason or "torch is not installed."
+        yield Finding("torch-missing", Severity.ERROR, f"{why} fp4_moe needs torch.", "pip install torch")
+
+
+def release_unknown(environment: Environment, report: Capabilities) -> Iterator[Finding]:
+    """A FlashInfer whose rules nobody has read."""
+    flashinfer = report.target.flashinfer
+    if flashinfer is not None and flashinfer.behaviour is None:
+        yield Finding(
+            "release-unknown",
+            Severity.WARNING,
+            f"{flashinfer.behaviour_source}. Fused strategies are refused, because its rules are not known.",
+            f"pip install flashinfer-python=={releases()[-1]}",
+        )
+
+
+def package_shadowed(environment: Environment, report: Capabilities) -> Iterator[Finding]:
+    """Another folder is imported than the one that was installed."""
+    for package in environment.packages.value or ():
+        if package.shadowed:
+            yield Finding(
+                "package-shadowed",
+                Severity.ERROR,
+                f"import {package.name} loads {package.location}, which is not what the installed distribution "
+                f"{package.name} put there.",
+                "Remove that folder, or take its parent off PYTHONPATH.",
+            )
+
+
+def installed_twice(environment: Environment, report: Capabilities) -> Iterator[Finding]:
+    """Two copies of one distribution on the path."""
+    found = environment.distributions.value.found if environment.distributions.value else ()
+    for name in dict.fromkeys(one.name for one in found):
+        copies = environment.copies(name)
+        if len(copies) > 1:
+            places = ", ".join(f"{copy.version} in {copy.location}" for copy in copies)
+            yield Finding(
+                "installed-twice",
+                Severity.WARNING,
+                f"{name} is installed {len(copies)} times: {places}. The first one counts.",
+                f"pip uninstall {name} && pip install {name}=={copies[0].version}",
+            )
+
+
+def files_changed(environment: Environment, report: Capabilities) -> Iterator[Finding]:
+    """Installed files that are not what the distribution installed."""
+    found = environment.distributions.value.found if environment.distributions.value else ()
+    for one in found:
+        if one.files.state is RecordState.DIFFERS:
+            wrong = (*one.files.missing, *one.files.changed)
+            yield Finding(
+                "files-changed",
+                Severity.ERROR,
+                f"{len(wrong)} files of {one.name} {one.version} are missing or changed, {wrong[0]} among them.",
+                f"pip install --force-reinstall --no-deps {one.name}=={one.version}",
+            )
+
+
+def no_fp4_kernels(environment: Environment, report: Capabilities) -> Iterator[Finding]:
+    """A GPU on which FlashInfer's FP4 MoE cannot run, although its symbols import."""
+    target = report.target
+    on_kernels = [one for one in report.strategies if one.backend is not Backend.TORCH]
+    if target.flashinfer is None or target.architecture is None:
+        return
+    if not any(one.status is not Evidence.ABSENT for one in on_kernels):
+        reasons = list(dict.fromkeys(reason.message for one in on_kernels for reason in one.reasons))
+        yield Finding(
+            "no-fp4-moe-kernel",
+            Severity.WARNING,
+            f"No FP4 MoE kernel of FlashInfer {target.flashinfer.version} runs on {target.architecture}: {reasons[0]}",
+        )
+
+
+def known_issues(environment: Environment, report: Capabilities) -> Iterator[Finding]:
+    """Defects of this release that cannot be worked around."""
+    for issue in report.known_issues:
+        if issue.effect is Effect.TOLD and issue.id != "import-needs-cuda":
+            yield Finding(
+                f"known-issue-{issue.id}", Severity.NOTE, f"{issue.title[0].upper()}{issue.title[1:]}.", issue.way_out
+            )
+
+
+def import_needs_cuda(environment: Environment, report: Capabilities) -> Iterator[Finding]:
+    """The releases that cannot be imported beside a CPU build of torch."""
+    affected = any(issue.id == "import-needs-cuda" for issue in report.known_issues)
+    torch = environment.torch.value
+    if affected and torch is not None and torch.cuda is None and environment.copies("nvidia-cutlass-dsl"):
+        yield Finding(
+            "import-needs-cuda",
+            Severity.ERROR,
+            f"import flashinfer raises AssertionError: torch {torch.version} is a CPU build.",
+            "pip install --force-reinstall torch",
+        )
+
+
+def unreadable(environment: Environment, report: Capabilities) -> Iterator[Finding]:
+    """Facts that could not be gathered."""
+    sections = {
+        "distributions": environment.distributions.reason,
+        "packages": environment.packages.reason,
+        "environment variables": environment.variables.reason,
+        "cache directories": environment.caches.reason,
+    }
+    for name, reason in sections.items():
+        if reason is not None:
+            yield Finding("facts-missing", Severity.WARNING, f"The {name} could not be read: {reason}")
+
+
+CHECKS: tuple[Check, ...] = (
+    flashinfer_missing,
+    torch_missing,
+    release_unknown,
+    package_shadowed,
+    installed_twice,
+    files_changed,
+    import_needs_cuda,
+    no_fp4_kernels,
+    known_issues,
+    unreadable,
+)

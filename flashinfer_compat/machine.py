@@ -1,0 +1,91 @@
+"""This machine as a planning target: the environment's facts and the installed FlashInfer's signatures."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashinfer_compat.environment import Environment, FileCheck, cache_directory, collect
+from flashinfer_compat.features.target import FlashInfer, Target, behaviour_of
+from flashinfer_compat.planning import plan as planning
+from flashinfer_compat.signatures.cache import read_installed
+
+if TYPE_CHECKING:
+    from flashinfer_compat.planning.decision import Plan
+    from flashinfer_compat.problem import Problem
+    from flashinfer_compat.signatures.model import SymbolTable
+    from flashinfer_compat.vocabulary import Backend, Evidence, Strategy
+
+__all__ = ["architecture_of", "plan", "read_flashinfer", "target_of", "this_environment", "this_machine"]
+
+
+@cache
+def this_environment() -> Environment:
+    """The environment, gathered once in a process; installed files are not compared with their records."""
+    return collect(check_files=FileCheck.NONE)
+
+
+@cache
+def this_machine() -> Target:
+    """This machine, looked at once in a process. Neither torch nor flashinfer is imported."""
+    return target_of(this_environment(), read_flashinfer(this_environment()))
+
+
+def plan(
+    problem: Problem,
+    target: Target | None = None,
+    *,
+    strategy: Strategy | str = planning.AUTO,
+    backend: Backend | str = planning.AUTO,
+    require: Evidence | str | None = None,
+) -> Plan:
+    """How `problem` will run on `target`, which is this machine unless given; see `planning.plan.plan`."""
+    return planning.plan(problem, target or this_machine(), strategy=strategy, backend=backend, require=require)
+
+
+def read_flashinfer(environment: Environment) -> SymbolTable | None:
+    """The signatures of the FlashInfer that would be imported; None where there is none."""
+    package = environment.package("flashinfer")
+    if package is None or package.location is None or package.origin is None:
+        return None
+    directory = cache_directory().value
+    return read_installed(Path(package.location).parent, Path(directory) if directory else None)
+
+
+def target_of(environment: Environment, symbols: SymbolTable | None) -> Target:
+    """The planning target that an environment and its FlashInfer's signatures amount to."""
+    package = environment.package("flashinfer")
+    flashinfer, problem = None, ""
+    if package is None:
+        problem = environment.packages.reason or "flashinfer is not installed."
+    elif symbols is None:
+        problem = f"{package.location} is a folder without an __init__.py, not the FlashInfer package."
+    else:
+        owner = package.owner.version if package.owner else None
+        version = owner or package.version_from_source or "0.0.0+unknown"
+        flashinfer = FlashInfer(version, symbols, *behaviour_of(version, symbols))
+    distributions = environment.distributions.value.found if environment.distributions.value else ()
+    return Target(
+        flashinfer,
+        problem,
+        architecture_of(environment),
+        environment.torch.value.version if environment.torch.value else None,
+        {one.name: one.version or "" for one in reversed(distributions)},
+    )
+
+
+def architecture_of(environment: Environment) -> str | None:
+    """The architecture of the first GPU that CUDA_VISIBLE_DEVICES leaves; None where there is none."""
+    gpus = environment.gpus.value
+    if gpus is None:
+        return None
+    first = None if gpus.visible is None else gpus.visible.split(",")[0].strip()
+    if first is None:
+        chosen = gpus.devices[:1]
+    elif first.isdecimal():
+        chosen = tuple(gpu for gpu in gpus.devices if gpu.index == int(first))
+    else:
+        # CUDA hides every GPU from a value that names none, such as "" or "-1".
+        chosen = tuple(gpu for gpu in gpus.devices if first and gpu.uuid and gpu.uuid.startswith(first))
+    return chosen[0].architecture if chosen else None

@@ -1,0 +1,73 @@
+"""The numerics every backend is measured against: NVFP4, kernel layouts and routing, in plain PyTorch."""
+
+from __future__ import annotations
+
+from flashinfer_compat.numerics.layouts import (
+    deinterleave_block_scale,
+    deinterleave_gate_up,
+    gate_up_permutation,
+    interleave_block_scale,
+    interleave_gate_up,
+    inverse_permutation,
+    permute_rows,
+    shuffle_block_scale,
+    shuffle_permutation,
+    shuffle_rows,
+    unshuffle_block_scale,
+    unshuffle_rows,
+    w2_permutation,
+    w13_permutation,
+)
+from flashinfer_compat.numerics.nvfp4 import (
+    Nvfp4Tensor,
+    check_nvfp4_input,
+    decode_e2m1,
+    dequantize_nvfp4,
+    encode_e2m1,
+    nvfp4_global_scale,
+    pack_e2m1,
+    quantize_nvfp4,
+    unpack_e2m1,
+)
+from flashinfer_compat.numerics.routing import (
+    ROUTING_RULES,
+    RoutingRule,
+    TopK,
+    append_shared_experts,
+    pack_topk,
+    route,
+    unpack_topk,
+)
+
+__all__ = [
+    "ROUTING_RULES",
+    "Nvfp4Tensor",
+    "RoutingRule",
+    "TopK",
+    "append_shared_experts",
+    "check_nvfp4_input",
+    "decode_e2m1",
+    "deinterleave_block_scale",
+    "deinterleave_gate_up",
+    "dequantize_nvfp4",
+    "encode_e2m1",
+    "gate_up_permutation",
+    "interleave_block_scale",
+    "interleave_gate_up",
+    "inverse_permutation",
+    "nvfp4_global_scale",
+    "pack_e2m1",
+    "pack_topk",
+    "permute_rows",
+    "quantize_nvfp4",
+    "route",
+    "shuffle_block_scale",
+    "shuffle_permutation",
+    "shuffle_rows",
+    "unpack_e2m1",
+    "unpack_topk",
+    "unshuffle_block_scale",
+    "unshuffle_rows",
+    "w2_permutation",
+    "w13_permutation",
+]
