@@ -6,7 +6,7 @@ go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 __all__ = [
@@ -49,11 +49,11 @@ class TensorError(ArgumentError):
 
 
 class UnknownNameError(ArgumentError):
-    """A name is not one of a closed set."""
+    """A name is not one of a closed set; `nearest` is the valid one meant, by spelling unless given."""
 
-    def __init__(self, argument: str, name: str, choices: Iterable[str]) -> None:
+    def __init__(self, argument: str, name: str, choices: Iterable[str], near: str | None = None) -> None:
         self.choices = tuple(choices)
-        self.nearest = nearest(name, self.choices)
+        self.nearest = near or nearest(name, self.choices)
         way_out = f"Did you mean {self.nearest!r}?" if self.nearest else ""
         super().__init__(argument, "one of " + ", ".join(self.choices), repr(name), way_out)
 
@@ -74,11 +74,16 @@ class CheckpointError(FlashInferCompatError):
 
 
 class StrategyUnavailableError(FlashInferCompatError):
-    """The asked-for strategy, backend, or every one of them, cannot run; `codes` says why."""
+    """The asked-for strategy, backend, or every one of them, cannot run; `rejected` says why, one entry a reason."""
 
-    def __init__(self, message: str, codes: Iterable[str] = ()) -> None:
-        self.codes = tuple(codes)
+    def __init__(self, message: str, rejected: Iterable[Mapping[str, str]] = ()) -> None:
+        self.rejected = tuple(rejected)
         super().__init__(message)
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The reason code of each entry of `rejected`."""
+        return tuple(one["code"] for one in self.rejected)
 
 
 class ExpertParallelismError(StrategyUnavailableError, NotImplementedError):

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashinfer_compat.backends.base import PreparedLayer
-from flashinfer_compat.backends.registry import backend_module
 from flashinfer_compat.errors import ArgumentError, DependencyMissingError, TensorError
-from flashinfer_compat.inputs import LogitsRouting, PackedTopKRouting, Routing, TopKRouting
-from flashinfer_compat.planning.decision import Plan
-from flashinfer_compat.problem import Problem
-
-if TYPE_CHECKING:
-    from flashinfer_compat.weights.values import MoELayerWeights, Router
 
 try:
     import torch
 except ImportError as error:
     raise DependencyMissingError("torch", "fp4_moe", "torch") from error
+
+from flashinfer_compat.backends.base import PreparedLayer
+from flashinfer_compat.backends.registry import backend_module
+from flashinfer_compat.inputs import LogitsRouting, PackedTopKRouting, Routing, TopKRouting
+from flashinfer_compat.numerics.routing import ROUTING_RULES
+from flashinfer_compat.planning.decision import Plan
+from flashinfer_compat.problem import Problem
+
+if TYPE_CHECKING:
+    from flashinfer_compat.weights.values import MoELayerWeights, Router
 
 __all__ = ["fp4_moe", "prepare", "route_logits"]
 
@@ -108,9 +110,7 @@ def _check_hidden_states(hidden_states: torch.Tensor, layer: PreparedLayer, prob
 
 def _check_routing(routing: Routing, hidden_states: torch.Tensor, problem: Problem) -> None:
     if not isinstance(routing, (LogitsRouting, TopKRouting, PackedTopKRouting)):
-        raise ArgumentError(
-            "routing", "a LogitsRouting, TopKRouting or PackedTopKRouting", type(routing).__name__
-        )
+        raise ArgumentError("routing", "a LogitsRouting, TopKRouting or PackedTopKRouting", type(routing).__name__)
     if routing.routing_input is not problem.routing_input:
         raise ArgumentError(
             "routing",
@@ -122,6 +122,9 @@ def _check_routing(routing: Routing, hidden_states: torch.Tensor, problem: Probl
     if isinstance(routing, LogitsRouting):
         _check(routing.logits, "logits", _FLOATS, (tokens, problem.num_experts), device)
         if routing.bias is not None:
+            if not ROUTING_RULES[problem.routing_method].uses_bias:
+                expected = f"None with routing_method {problem.routing_method.value}, which has no bias"
+                raise TensorError("bias", expected, "a tensor")
             _check(routing.bias, "bias", _FLOATS, (problem.num_experts,), device)
     elif isinstance(routing, TopKRouting):
         _check(routing.ids, "topk_ids", _IDS, (tokens, problem.top_k), device)
@@ -142,4 +145,6 @@ def _check(
 
 def _check_device(tensor: torch.Tensor, name: str, device: torch.device) -> None:
     if tensor.device != device:
-        raise TensorError(name, f"a tensor on {device}", f"one on {tensor.device}", f"Move it: {name}.to({str(device)!r}).")
+        raise TensorError(
+            name, f"a tensor on {device}", f"one on {tensor.device}", f"Move it: {name}.to({str(device)!r})."
+        )

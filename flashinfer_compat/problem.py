@@ -70,6 +70,9 @@ class Problem:
                 raise ArgumentError(name, f"a multiple of {multiple}, the NVFP4 block", repr(getattr(self, name)))
         if self.top_k > self.num_experts:
             raise ArgumentError("top_k", f"at most num_experts={self.num_experts}", repr(self.top_k))
+        if self.n_group > 1 and self.routing_method is not RoutingMethod.DEEPSEEK_V3:
+            expected = f"1 with routing_method {self.routing_method.value}; only deepseek_v3 has groups"
+            raise ArgumentError("n_group", expected, repr(self.n_group))
         if self.num_experts % self.n_group:
             raise ArgumentError("n_group", f"a divisor of num_experts={self.num_experts}", repr(self.n_group))
         if self.topk_group > self.n_group:

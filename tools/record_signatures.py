@@ -101,8 +101,11 @@ def _existing() -> dict[str, RecordedRelease]:
 
 def _write(records: Iterable[RecordedRelease]) -> None:
     temporary = DATA.with_suffix(".tmp")
-    temporary.write_text(json.dumps(encode(list(records)), indent=1) + "\n", "utf-8")
-    temporary.replace(DATA)
+    try:
+        temporary.write_text(json.dumps(encode(list(records)), indent=1) + "\n", "utf-8")
+        temporary.replace(DATA)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def _top_k(problem: Problem, routing: Routing) -> TopK:
 
 def _routed(values: torch.Tensor, topk: TopK, experts: Nvfp4Experts, problem: Problem) -> torch.Tensor:
     output = torch.zeros_like(values)
-    for expert in topk.ids.unique().tolist():
+    for expert in sorted(set(topk.ids.flatten().tolist())):
         token, slot = (topk.ids == expert).nonzero(as_tuple=True)
         weight = topk.weights[token, slot].unsqueeze(-1)
         output.index_add_(0, token, weight * _expert(values[token], experts, expert, problem))

@@ -40,7 +40,9 @@ class Examination:
             able = next((one for one in states if one.status is not Evidence.ABSENT), None)
             if able is None:
                 return "NVFP4 MoE cannot run here."
-            best.append(f"{able.strategy.value} on {able.backend.value} from {routing_input.value} ({able.status.value})")
+            best.append(
+                f"{able.strategy.value} on {able.backend.value} from {routing_input.value} ({able.status.value})"
+            )
         return f"NVFP4 MoE with a shared expert runs as {' and '.join(best)}."
 
     def to_dict(self) -> dict[str, Any]:

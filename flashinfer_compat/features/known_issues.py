@@ -72,7 +72,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
         title="the logits entry with num_fused_shared_experts and no expert groups returns wrong numbers silently",
         releases=">=0.6.16.dev0,<0.7.0rc3",
         effect=Effect.REFUSED,
-        source=f"{_REPOSITORY}/blob/v0.6.17/csrc/fused_moe/trtllm_backend/trtllm_fused_moe_runner.cu",
+        source=f"{_REPOSITORY}/blob/v0.6.17/csrc/trtllm_fused_moe_runner.cu",
         entry_points=frozenset({"trtllm_fp4_block_scale_moe"}),
         strategies=frozenset({Strategy.NATIVE}),
         condition=lambda problem: not problem.is_grouped,

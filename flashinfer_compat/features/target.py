@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from flashinfer_compat.architectures import parse_architecture
 from flashinfer_compat.signatures.model import SymbolTable
-from flashinfer_compat.signatures.recorded import recorded, releases, releases_like
+from flashinfer_compat.signatures.recorded import recorded, releases
 from flashinfer_compat.versions import parse_version
 
 __all__ = ["FlashInfer", "Target", "behaviour_of"]
@@ -86,13 +86,36 @@ def behaviour_of(version: str, symbols: SymbolTable) -> tuple[Version | None, st
     newest = releases()[-1]
     if named is not None and named <= Version(newest):
         return named, "version"
-    like = releases_like(symbols)
-    if like:
-        # The oldest of them has the strictest limits.
-        return parse_version(like[0]), f"same signatures as {like[0]}"
+    # The oldest release that looks the same has the strictest limits.
+    like = next((one for one in releases() if _looks_like(symbols, recorded(one).symbols)), None)
+    if like is not None:
+        return parse_version(like), f"its FP4 MoE signatures are those of {like}"
     if named is None:
-        return None, f"version {version!r} names no release and no recorded release has these signatures"
-    return None, f"{version} is newer than {newest}, the newest recorded release, and its signatures differ"
+        return None, f"version {version!r} names no release and no recorded release has its FP4 MoE signatures"
+    return None, f"{version} is newer than {newest}, the newest recorded release, and its FP4 MoE signatures differ"
+
+
+_TELLING = (
+    "trtllm_fp4_block_scale_moe",
+    "trtllm_fp4_block_scale_routed_moe",
+    "fp4_quantize",
+    "mm_fp4",
+    "RoutingMethodType",
+    "ActivationType",
+    "RoutingInputMode",
+)
+"""The entry points by which an unnamed build is recognised: those that the planned calls use."""
+
+
+def _looks_like(symbols: SymbolTable, other: SymbolTable) -> bool:
+    for name in _TELLING:
+        one, two = symbols.get(name), other.get(name)
+        if one is None or two is None:
+            if one is not two:
+                return False
+        elif (one.members, one.passing) != (two.members, two.passing):
+            return False
+    return True
 
 
 def _distribution_names(requirements: tuple[str, ...]) -> list[str]:

@@ -35,8 +35,9 @@ E4M3_MAX = 448.0
 """The largest float8_e4m3fn value."""
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
-# A scale in this range, its reciprocal and the largest value it can stand for are all normal float32 numbers.
-_GLOBAL_SCALE_MIN = torch.finfo(torch.float32).tiny
+# A scale in this range times any block scale (2^-9 is the least), its reciprocal (FlashInfer's argument), and the
+# largest value it can stand for are all normal float32 numbers.
+_GLOBAL_SCALE_MIN = torch.finfo(torch.float32).tiny * 2.0**9
 _GLOBAL_SCALE_MAX = _FLOAT32_MAX / (E2M1_MAX * E4M3_MAX)
 
 # The midpoints between neighbouring E2M1 magnitudes, by where a tie goes: to the even code, below or above.
@@ -160,7 +161,7 @@ def check_nvfp4_input(values: torch.Tensor, global_scale: torch.Tensor) -> None:
 
     Raises:
         TensorError: `values` holds an infinity or NaN, or `global_scale` a number that is not finite and positive, or
-            one so small or large (outside 2^-126 .. 1.26e35) that it or its reciprocal leaves float32.
+            one so small or large (outside 2^-117 .. 1.26e35) that its products or its reciprocal leave float32.
     """
     finite = torch.isfinite(values)
     if not bool(finite.all()):
@@ -174,15 +175,17 @@ def check_nvfp4_input(values: torch.Tensor, global_scale: torch.Tensor) -> None:
 
 
 def quantize_nvfp4(values: torch.Tensor, global_scale: torch.Tensor | float, *, check: bool = True) -> Nvfp4Tensor:
-    """Rounds values to NVFP4 as FlashInfer's kernel does.
+    """Rounds values to NVFP4, in the arithmetic of ModelOpt, with which checkpoints are made and recorded.
 
-    With G = 1 / global_scale: block scale = E4M3(G * (vecmax * (1/6))), at most 448; codes = E2M1(value * s) with
-    s = 1 / (block scale * (1/G)), or 0 where the block scale is 0. Source: FlashInfer 0.7.4, `cvt_warp_fp16_to_fp4`
-    (quantization_utils.cuh). The kernel's reciprocals are approximate (1 ulp) and flush subnormal numbers, these are
-    correctly rounded, so a code or scale can differ by one step where a value lies on a rounding boundary.
+    Block scale = E4M3(vecmax / (6 * global_scale)), at most 448; codes = E2M1(value / (block scale * global_scale)), or
+    0 where the block scale is 0. All in float32. Source: ModelOpt 0.47, `NVFP4QTensor.quantize`.
 
-    Unlike ModelOpt's `NVFP4QTensor.quantize`, a block whose scale rounds to zero (vecmax * G / 6 up to 2^-10) becomes
-    zeros; ModelOpt gives such a block the scale 2^-9, and an all-zero block the scale 1.
+    FlashInfer's kernel (0.7.4, `cvt_warp_fp16_to_fp4` in quantization_utils.cuh) multiplies by approximate reciprocals
+    where this divides. The two differ only where a quotient lies on a rounding boundary; bf16 inputs with a global
+    scale taken from their own amax lie there often, and then differ by a whole step.
+
+    A block whose scale rounds to zero (vecmax / (6 * global_scale) up to 2^-10) becomes zeros, as in FlashInfer;
+    ModelOpt gives such a block the scale 2^-9.
 
     Args:
         values: float32, bfloat16 or float16 [..., K], K a multiple of 16.
@@ -205,15 +208,12 @@ def quantize_nvfp4(values: torch.Tensor, global_scale: torch.Tensor | float, *, 
     if check:
         check_nvfp4_input(values, multiplier)
 
-    inverse = 1.0 / aligned
     blocks = _blocks(values)
     largest = blocks.abs().amax(dim=-1)
-    # The clamp is the kernel's satfinite; PyTorch's cast makes NaN of anything above 448.
-    block_scale = (inverse * (largest * (1.0 / E2M1_MAX))).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
-    stored = block_scale.to(torch.float32)
-    multiply_by = (1.0 / (stored * (1.0 / inverse))).clamp(max=_FLOAT32_MAX)
-    multiply_by = torch.where(stored != 0, multiply_by, 0.0)
-    codes = encode_e2m1((blocks * multiply_by.unsqueeze(-1)).flatten(-2))
+    # PyTorch's cast makes NaN of anything above 448.
+    block_scale = (largest / (E2M1_MAX * aligned)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
+    step = (block_scale.to(torch.float32) * aligned).unsqueeze(-1)
+    codes = encode_e2m1(torch.where(step != 0, blocks / step, 0.0).flatten(-2))
     return Nvfp4Tensor(pack_e2m1(codes), block_scale, multiplier)
 
 

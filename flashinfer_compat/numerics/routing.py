@@ -58,7 +58,7 @@ def _over_floored_sum(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class RoutingRule:
-    """What one routing method does, and which arguments it reads; the kernels ignore the others without a word."""
+    """What one routing method does, and which arguments it reads."""
 
     score: _TensorMap
     """Logits [T, E] to the scores experts are chosen by."""
@@ -68,8 +68,6 @@ class RoutingRule:
     """Whether the bias helps to choose. It never enters the weights."""
     uses_groups: bool = False
     """Whether n_group and topk_group limit the choice."""
-    uses_scaling: bool = False
-    """Whether the weights are multiplied by routed_scaling_factor."""
     uses_norm_topk_prob: bool = False
     """Whether norm_topk_prob=False leaves out `weigh`."""
     max_top_k: int | None = None
@@ -83,20 +81,22 @@ ROUTING_RULES: Mapping[RoutingMethod, RoutingRule] = MappingProxyType(
         RoutingMethod.DEFAULT: RoutingRule(_softmax, _identity),
         RoutingMethod.RENORMALIZE: _TOPK_THEN_SOFTMAX,
         RoutingMethod.DEEPSEEK_V3: RoutingRule(
-            _sigmoid, _over_sum, uses_bias=True, uses_groups=True, uses_scaling=True
+            _sigmoid, _over_sum, uses_bias=True, uses_groups=True, uses_norm_topk_prob=True
         ),
         RoutingMethod.LLAMA4: RoutingRule(_identity, _sigmoid, max_top_k=1),
         # Softmax, top-k, division by the sum is the same function; the kernels use this form of it since 0.6.8.
         RoutingMethod.RENORMALIZE_NAIVE: _TOPK_THEN_SOFTMAX,
         RoutingMethod.TOPK: RoutingRule(_identity, _identity),
         RoutingMethod.SIGMOID_RENORM: RoutingRule(_sigmoid, _over_floored_sum, uses_norm_topk_prob=True),
-        # The kernels before 0.6.13 ignore routed_scaling_factor here.
-        RoutingMethod.MINIMAX2: RoutingRule(_sigmoid, _over_sum, uses_bias=True, uses_scaling=True),
+        RoutingMethod.MINIMAX2: RoutingRule(_sigmoid, _over_sum, uses_bias=True, uses_norm_topk_prob=True),
         RoutingMethod.SIGMOID: RoutingRule(_sigmoid, _identity),
         RoutingMethod.TOPK_SIGMOID: RoutingRule(_identity, _sigmoid),
     }
 )
-"""Every routing method. An argument a method does not read has no effect in `route`, as in the kernels."""
+"""Every routing method. An argument a method does not read has no effect in `route`.
+
+The kernels read norm_topk_prob for SIGMOID_RENORM alone; here it also serves the models whose sigmoid weights are not
+renormalised."""
 
 
 def route(
@@ -122,8 +122,9 @@ def route(
         top_k: Experts for each token, 1..E (Llama4: 1).
         n_group: Groups of neighbouring experts; 1 or less means no groups.
         topk_group: Groups each token may use, 1..n_group.
-        routed_scaling_factor: What the weights are multiplied by, finite and positive.
-        norm_topk_prob: Whether SIGMOID_RENORM divides by the sum.
+        routed_scaling_factor: What the weights are multiplied by, finite and positive. The kernels multiply for
+            DeepSeekV3 and, since 0.6.13, MiniMax2 only.
+        norm_topk_prob: Whether the weights are divided by their sum, where the method has that choice.
 
     Returns:
         Distinct experts, best first, and their weights.
@@ -148,7 +149,7 @@ def route(
     weights = scores.gather(1, ids)
     if norm_topk_prob or not rule.uses_norm_topk_prob:
         weights = rule.weigh(weights)
-    return TopK(ids, weights * routed_scaling_factor if rule.uses_scaling else weights)
+    return TopK(ids, weights * routed_scaling_factor)
 
 
 def append_shared_experts(topk: TopK, num_experts: int, num_shared: int) -> TopK:

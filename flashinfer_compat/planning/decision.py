@@ -25,8 +25,9 @@ class KernelCall:
     """Rows of every per-expert tensor."""
     top_k: int
     routing_method: RoutingMethod
-    n_group: int
-    topk_group: int
+    n_group: int | None
+    """None: passed as None, because the routing method has no groups."""
+    topk_group: int | None
     intermediate_size: int
     """Padded with zeros where the weight layout needs it."""
     num_fused_shared_experts: int

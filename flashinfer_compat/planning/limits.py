@@ -102,9 +102,8 @@ DEEPSEEK_V3_GROUPED: tuple[Limits, ...] = (
         max_top_k_times_topk_group=32,
     ),
     Limits("0.6.7", 256, 22, multiple=4, min_experts=32, max_n_group=8, max_group_size=32, max_topk_group=4),
+    # 0.6.11 to 0.6.14 take any number of experts; left out, for an unnamed build of 0.6.15 looks like 0.6.14.
     Limits("0.6.8", 256, 22, multiple=4, max_n_group=8, max_group_size=32, max_topk_group=4),
-    Limits("0.6.11", 256, 22, max_n_group=8, max_group_size=32, max_topk_group=4),
-    Limits("0.6.15", 256, 22, multiple=4, max_n_group=8, max_group_size=32, max_topk_group=4),
 )
 """The logits entry, DeepSeekV3 with expert groups."""
 
@@ -160,8 +159,6 @@ class FusedSharedLimits:
     """top_k + num_shared_experts."""
     max_rows: int = 512
     """num_experts + num_shared_experts."""
-    multiple: int = 4
-    """num_experts, without the shared ones, must be a multiple of it."""
 
 
 FUSED_SHARED = FusedSharedLimits()

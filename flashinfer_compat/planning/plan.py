@@ -56,11 +56,14 @@ def plan(
     wanted_backend = None if backend == AUTO else parse(Backend, backend, "backend")
     least = None if require is None else parse(Evidence, require, "require")
     if wanted_strategy is not None and wanted_strategy.is_fused and problem.ep_size > 1:
-        raise ExpertParallelismError(
+        reason = Reason(
+            ReasonCode.EXPERT_PARALLELISM,
             f"strategy={wanted_strategy.value!r} cannot run under expert parallelism (ep_size={problem.ep_size}): "
-            "every rank would add the shared expert. Use strategy='split' and say shared_placement, or ep_size=1.",
-            (ReasonCode.EXPERT_PARALLELISM.value,),
+            "every rank would add the shared expert.",
+            "Use strategy='split' and say shared_placement, or ep_size=1.",
         )
+        refused = [Rejection(wanted_strategy, one, reason).to_dict() for one in Backend]
+        raise ExpertParallelismError(str(reason), refused)
     chosen: tuple[Backend, Strategy, Answer] | None = None
     rejected: list[Rejection] = []
     for one_backend, one_strategy in ALTERNATIVES:
@@ -128,4 +131,4 @@ def _unavailable(
         ["strategy", strategy.value if strategy else AUTO, "on backend", backend.value if backend else AUTO]
     )
     lines = "\n".join(f"  {one}" for one in concerned)
-    return StrategyUnavailableError(f"{what} cannot run:\n{lines}", [one.reason.code.value for one in concerned])
+    return StrategyUnavailableError(f"{what} cannot run:\n{lines}", [one.to_dict() for one in concerned])

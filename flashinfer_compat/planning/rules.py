@@ -27,8 +27,6 @@ _ALL = frozenset(Strategy)
 _FUSED = frozenset(strategy for strategy in Strategy if strategy.is_fused)
 _BACKENDS = frozenset(Backend)
 _GATED = frozenset({Activation.SWIGLU, Activation.GEGLU})
-_SCALING = frozenset({RoutingMethod.DEEPSEEK_V3, RoutingMethod.MINIMAX2})
-"""The routing methods that read routed_scaling_factor."""
 
 
 @dataclass(frozen=True)
@@ -92,31 +90,6 @@ PROBLEM_RULES: tuple[Rule, ...] = (
         lambda problem: problem.routed_scaling is RoutedScaling.ROUTING_WEIGHTS or problem.num_shared_experts == 0,
         "The caller scales the whole output by routed_scaling_factor; that would scale the shared expert too.",
         "Let the factor enter through the routing weights (routed_scaling='routing_weights').",
-    ),
-    Rule(
-        ReasonCode.ROUTED_SCALING,
-        _ALL,
-        _BACKENDS,
-        lambda problem: (
-            problem.routed_scaling_factor == 1.0
-            or problem.routing_method in _SCALING
-            or problem.routing_input is RoutingInput.TOPK
-            or problem.routed_scaling is RoutedScaling.OUTPUT
-        ),
-        "{routing_method.flashinfer_name} routing from logits ignores routed_scaling_factor={routed_scaling_factor}.",
-        "Pass top-k with the factor in its weights.",
-    ),
-    Rule(
-        ReasonCode.EXPERT_GROUPS,
-        _ALL,
-        _BACKENDS,
-        lambda problem: (
-            not problem.is_grouped
-            or problem.routing_method is RoutingMethod.DEEPSEEK_V3
-            or problem.routing_input is RoutingInput.TOPK
-        ),
-        "{routing_method.flashinfer_name} routing from logits ignores n_group={n_group}; only DeepSeekV3 has groups.",
-        "Set n_group=1 and topk_group=1, or pass top-k.",
     ),
     Rule(
         ReasonCode.NEEDS_LOGITS,

@@ -28,6 +28,7 @@ from flashinfer_compat.reasons import Reason, ReasonCode
 from flashinfer_compat.vocabulary import (
     Activation,
     Evidence,
+    RoutedScaling,
     RoutingInput,
     RoutingMethod,
     SharedExpertFormat,
@@ -40,6 +41,9 @@ LOGITS_ENTRY = "trtllm_fp4_block_scale_moe"
 ROUTED_ENTRY = "trtllm_fp4_block_scale_routed_moe"
 _INTERMEDIATE_MULTIPLE = 64
 """2 * intermediate_size rows are shuffled in tiles of 128."""
+
+_BIASED = frozenset({RoutingMethod.DEEPSEEK_V3, RoutingMethod.MINIMAX2})
+"""Methods whose kernels apply routed_scaling_factor, and divide by the sum of weights whatever norm_topk_prob says."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +65,16 @@ def answer(problem: Problem, target: Target, strategy: Strategy) -> Answer:
     if flashinfer.behaviour is None:
         return _answer_by_presence(problem, flashinfer, strategy)
     if strategy is Strategy.NATIVE:
-        return _with_issues(_native(problem, flashinfer.behaviour), problem, flashinfer, strategy)
+        return _with_issues(_native(problem, flashinfer), problem, flashinfer, strategy)
     if strategy is Strategy.EXPANDED or problem.routing_input is RoutingInput.TOPK:
         return _with_issues(_routed(problem, flashinfer, strategy), problem, flashinfer, strategy)
-    from_logits = _with_issues(_logits(problem, flashinfer.behaviour), problem, flashinfer, strategy)
+    from_logits = _with_issues(_logits(problem, flashinfer), problem, flashinfer, strategy)
     if not from_logits.reasons:
         return from_logits
     routed = _with_issues(_routed(problem, flashinfer, strategy), problem, flashinfer, strategy)
     if routed.reasons:
-        return Answer((*from_logits.reasons, *routed.reasons))
-    why = tuple(f"Routing runs outside the kernel: {reason.message}" for reason in from_logits.reasons)
-    return Answer((), routed.call, routed.status, (*why, *routed.notes))
+        return Answer(tuple(dict.fromkeys((*from_logits.reasons, *routed.reasons))))
+    return Answer((), routed.call, routed.status, (*_why_outside(from_logits.reasons), *routed.notes))
 
 
 def _install_reasons(problem: Problem, target: Target, strategy: Strategy) -> Iterator[Reason]:
@@ -112,25 +115,38 @@ def _answer_by_presence(problem: Problem, flashinfer: FlashInfer, strategy: Stra
     """A release whose rules are not known: no fused kernel is trusted, an ordinary call is offered as present."""
     if strategy.is_fused:
         return Answer((Reason(ReasonCode.BEHAVIOUR_UNKNOWN, f"{flashinfer.behaviour_source}.", "Use split."),))
-    entry = ROUTED_ENTRY if problem.routing_input is RoutingInput.TOPK else LOGITS_ENTRY
-    call = _call(problem, strategy, entry, problem.num_experts, _topk_format(flashinfer, entry), False)
-    return Answer(
-        (), call, Evidence.PRESENT, (f"The rules of this release are not known: {flashinfer.behaviour_source}.",)
-    )
+    from_topk = problem.routing_input is RoutingInput.TOPK
+    ignored = () if from_topk else tuple(_logits_violations(problem, flashinfer))
+    entry = ROUTED_ENTRY if from_topk or ignored else LOGITS_ENTRY
+    missing = [_activation_reason(problem, flashinfer), _entry_reason(flashinfer, entry)]
+    reasons = tuple(reason for reason in missing if reason is not None)
+    if reasons:
+        return Answer((*ignored, *reasons))
+    call = _call(problem, strategy, entry, problem.num_experts, _topk_format(flashinfer, entry), bool(ignored))
+    notes = (f"The rules of this release are not known: {flashinfer.behaviour_source}.", *_why_outside(ignored))
+    return Answer((), call, Evidence.PRESENT, notes)
 
 
-def _native(problem: Problem, version: Version) -> Answer:
+def _why_outside(reasons: tuple[Reason, ...]) -> Iterator[str]:
+    return (f"Routing runs outside the kernel: {reason.message}" for reason in reasons)
+
+
+def _entry_reason(flashinfer: FlashInfer, entry_point: str) -> Reason | None:
+    if flashinfer.symbols.get(entry_point) is not None:
+        return None
+    message = f"FlashInfer {flashinfer.version} has no {entry_point}."
+    return Reason(ReasonCode.ENTRY_POINT_MISSING, message, "Use FlashInfer 0.2.10 or newer.")
+
+
+def _native(problem: Problem, flashinfer: FlashInfer) -> Answer:
     slots = problem.top_k + problem.num_shared_experts
     rows = problem.num_experts + problem.num_shared_experts
-    reasons = list(_logits_violations(problem, version))
+    reasons = list(_logits_violations(problem, flashinfer))
     if slots > FUSED_SHARED.max_slots:
         message = f"The kernel takes top_k + num_shared_experts of at most {FUSED_SHARED.max_slots}, got {slots}."
         reasons.append(Reason(ReasonCode.NUM_SHARED_EXPERTS, message, "Use split."))
     if rows > FUSED_SHARED.max_rows:
         message = f"The kernel takes num_experts + num_shared_experts of at most {FUSED_SHARED.max_rows}, got {rows}."
-        reasons.append(Reason(ReasonCode.NUM_EXPERTS, message, "Use split."))
-    if problem.num_experts % FUSED_SHARED.multiple:
-        message = f"With shared experts the kernel takes num_experts in multiples of {FUSED_SHARED.multiple}."
         reasons.append(Reason(ReasonCode.NUM_EXPERTS, message, "Use split."))
     if reasons:
         return Answer(tuple(reasons))
@@ -138,16 +154,28 @@ def _native(problem: Problem, version: Version) -> Answer:
     return Answer((), call, Evidence.ELIGIBLE)
 
 
-def _logits(problem: Problem, version: Version) -> Answer:
-    reasons = tuple(_logits_violations(problem, version))
+def _logits(problem: Problem, flashinfer: FlashInfer) -> Answer:
+    reasons = tuple(_logits_violations(problem, flashinfer))
     if reasons:
         return Answer(reasons)
     call = _call(problem, Strategy.SPLIT, LOGITS_ENTRY, problem.num_experts, "", False)
     return Answer((), call, Evidence.ELIGIBLE)
 
 
-def _logits_violations(problem: Problem, version: Version) -> Iterator[Reason]:
-    method = problem.routing_method
+def _logits_violations(problem: Problem, flashinfer: FlashInfer) -> Iterator[Reason]:
+    """Why the kernel cannot route from logits, or would ignore a setting; sizes where the release is known."""
+    method, version = problem.routing_method, flashinfer.behaviour
+    scales = problem.routed_scaling_factor != 1.0 and problem.routed_scaling is RoutedScaling.ROUTING_WEIGHTS
+    if scales and method not in _BIASED:
+        message = f"The kernel ignores routed_scaling_factor with {method.flashinfer_name} routing."
+        yield Reason(ReasonCode.ROUTED_SCALING, message, "Pass top-k.")
+    if not problem.norm_topk_prob and method in _BIASED:
+        yield Reason(ReasonCode.NORM_TOPK_PROB, "The kernel always normalises top-k weights.", "Pass top-k.")
+    if not flashinfer.symbols.has_member("RoutingMethodType", method.flashinfer_name):
+        message = f"FlashInfer {flashinfer.version} has no {method.flashinfer_name} routing."
+        yield Reason(ReasonCode.MEMBER_MISSING, message, "Pass top-k.")
+    if version is None:
+        return
     if method is RoutingMethod.DEEPSEEK_V3:
         table = DEEPSEEK_V3_GROUPED if problem.is_grouped else DEEPSEEK_V3_UNGROUPED
     else:
@@ -158,9 +186,6 @@ def _logits_violations(problem: Problem, version: Version) -> Iterator[Reason]:
         yield Reason(ReasonCode.ROUTING_METHOD, message, "Pass top-k.")
     sizes = Sizes(problem.num_experts, problem.top_k, problem.n_group, problem.topk_group)
     yield from _violations(rows, sizes, f"{method.flashinfer_name} routing from logits in FlashInfer {version}")
-    if not problem.norm_topk_prob:
-        # The keyword reaches the kernel for some methods only; none of the releases' DeepSeekV3 kernels reads it.
-        yield Reason(ReasonCode.NORM_TOPK_PROB, "The kernel always normalises top-k weights.", "Pass top-k.")
 
 
 def _violations(rows: tuple[Limits, ...], sizes: Sizes, kernel: str) -> Iterator[Reason]:
@@ -175,9 +200,9 @@ def _violations(rows: tuple[Limits, ...], sizes: Sizes, kernel: str) -> Iterator
 def _routed(problem: Problem, flashinfer: FlashInfer, strategy: Strategy) -> Answer:
     assert flashinfer.behaviour is not None
     version = flashinfer.behaviour
-    if flashinfer.symbols.get(ROUTED_ENTRY) is None:
-        message = f"FlashInfer {flashinfer.version} has no {ROUTED_ENTRY}."
-        return Answer((Reason(ReasonCode.ENTRY_POINT_MISSING, message, "FlashInfer has it since 0.2.10."),))
+    missing = _entry_reason(flashinfer, ROUTED_ENTRY)
+    if missing is not None:
+        return Answer((missing,))
     shared = problem.num_shared_experts if strategy is Strategy.EXPANDED else 0
     rows = limits_for(ROUTED, version)
     if not rows:
@@ -211,6 +236,7 @@ def _call(
     expanded = problem.num_shared_experts if strategy is Strategy.EXPANDED else 0
     native = problem.num_shared_experts if strategy is Strategy.NATIVE else 0
     from_topk = entry_point == ROUTED_ENTRY
+    routes_by_group = not from_topk and problem.routing_method is RoutingMethod.DEEPSEEK_V3
     local = (problem.num_experts + expanded) // problem.ep_size
     return KernelCall(
         entry_point=entry_point,
@@ -220,8 +246,9 @@ def _call(
         top_k=problem.top_k + expanded,
         # With precomputed top-k the method only selects a kernel; Renormalize works in every release.
         routing_method=RoutingMethod.RENORMALIZE if from_topk else problem.routing_method,
-        n_group=1 if from_topk else problem.n_group,
-        topk_group=1 if from_topk else problem.topk_group,
+        # Other methods refuse groups before 0.5.3; DeepSeekV3 divides by n_group before 0.6.8.
+        n_group=problem.n_group if routes_by_group else None,
+        topk_group=problem.topk_group if routes_by_group else None,
         intermediate_size=-(-problem.intermediate_size // _INTERMEDIATE_MULTIPLE) * _INTERMEDIATE_MULTIPLE,
         num_fused_shared_experts=native,
         routed_before=routed_before,

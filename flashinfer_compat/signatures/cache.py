@@ -81,9 +81,9 @@ def _load(entry: Path, root: Path) -> SymbolTable | None:
         if any(_identity(root / path) != identity for path, identity in stored["files"].items()):
             return None
         symbols = [Symbol.from_data(data) for data in stored["symbols"]]
+        return SymbolTable({symbol.name: symbol for symbol in symbols})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return SymbolTable({symbol.name: symbol for symbol in symbols})
 
 
 def _store(entry: Path, files: dict[str, _Identity], table: SymbolTable) -> None:

@@ -100,7 +100,8 @@ def _parameter_differences(name: str, static: Symbol, live: Symbol) -> list[str]
         f"{name}.{one.name}: {one.default} {one.choices} in the source, {other.default} {other.choices} live"
         for one, other in pairs
         if one.choices != other.choices
-        or (one.default != other.default and not (one.default and OPAQUE in (one.default, other.default)))
+        or (one.default is None) != (other.default is None)
+        or (one.default != other.default and OPAQUE not in (one.default, other.default))
     ]
 
 

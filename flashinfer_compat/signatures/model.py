@@ -67,6 +67,11 @@ class Symbol:
         """The names of all parameters."""
         return frozenset(parameter.name for parameter in self.parameters or ())
 
+    @cached_property
+    def passing(self) -> tuple[tuple[str, str, bool], ...]:
+        """(name, kind, whether it must be given) of each parameter: what a caller depends on."""
+        return tuple((one.name, one.kind, one.default is None) for one in self.parameters or ())
+
     def parameter(self, name: str) -> Parameter | None:
         """The parameter called `name`, if there is one."""
         return next((parameter for parameter in self.parameters or () if parameter.name == name), None)
@@ -118,6 +123,8 @@ class Symbol:
         try:
             if members is not None:
                 call = cast("ast.Call", ast.parse(f"f({members})", mode="eval").body)
+                if call.args or any(item.arg is None for item in call.keywords):
+                    raise ValueError(f"{name}: expected name=value for each member, got {text!r}")
                 values = tuple((str(item.arg), ast.literal_eval(item.value)) for item in call.keywords)
                 return Symbol(name, module, None, values, bool(conditional))
             source = _STRINGS_AND_MARKERS.sub(

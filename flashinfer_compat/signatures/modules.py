@@ -23,7 +23,7 @@ _STRINGS_AND_COMMENTS = re.compile(
     r"|#[^\n]*",
     re.DOTALL,
 )
-_STATEMENT = re.compile(r"(?!(?:else|elif|except|finally)\b)[^\W\d]|[@(\[*]")
+_STATEMENT = re.compile(r"(?!(?:else|elif|except|finally)\b)[^\s)\]}]")
 # Python ignores what precedes a form feed in an indentation.
 _FORM_FEED = re.compile(r"^[ \t\f]*\f", re.MULTILINE)
 _TYPE_CHECKING = re.compile(r"(not )?(?:\w+\.)?TYPE_CHECKING")
@@ -160,7 +160,7 @@ def _cut(source: str) -> tuple[list[tuple[int, str, str]], str]:
     Raises:
         SyntaxError: a bracket spans what looks like two statements.
     """
-    blanked = _STRINGS_AND_COMMENTS.sub(lambda match: "0" + "\n" * match.group().count("\n"), source)
+    blanked = _STRINGS_AND_COMMENTS.sub(_blank, source)
     blanked_lines = _FORM_FEED.sub("", blanked).split("\n")
     lines = source.split("\n")
     starts = [
@@ -180,10 +180,16 @@ def _cut(source: str) -> tuple[list[tuple[int, str, str]], str]:
     return definitions, "\n".join(lines)
 
 
+def _blank(match: re.Match[str]) -> str:
+    text = match.group()
+    # Indented, so that what follows a string on its last line does not look like a statement.
+    return "" if text.startswith("#") else "0" + "\n " * text.count("\n")
+
+
 def _definitions(lines: Sequence[str], starts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """(first line with decorators, line of the def or class, line after its end) of each top-level definition."""
     decorator: int | None = None
-    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+    for start, end in zip(starts, [*starts, len(lines)][1:], strict=True):
         if lines[start].startswith("@"):
             decorator = start if decorator is None else decorator
         elif _DEFINITION.match(lines[start]):

@@ -7,7 +7,7 @@ it. `python -m tools.record_signatures` makes it from the published archives.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from flashinfer_compat.errors import RecordedDataError, UnknownReleaseError
 from flashinfer_compat.signatures.model import Symbol, SymbolTable
+from flashinfer_compat.versions import parse_version
 
 __all__ = ["DATA", "RecordedRelease", "recorded", "releases", "releases_like"]
 
@@ -53,19 +54,24 @@ def recorded(version: str) -> RecordedRelease:
     """The record of a release; a local part such as `+cu130` is ignored.
 
     Raises:
-        UnknownReleaseError: the release is not recorded.
+        UnknownReleaseError: the release is not recorded; the error names the newest recorded one before it.
     """
     known = _load()
     try:
         return known[Version(version).public]
     except (KeyError, InvalidVersion):
-        raise UnknownReleaseError("flashinfer version", version, known) from None
+        raise UnknownReleaseError("flashinfer version", version, known, _newest_before(version, known)) from None
 
 
 def releases_like(symbols: SymbolTable) -> tuple[str, ...]:
     """The recorded releases whose every entry point is as in `symbols`: what an unnamed build may behave like."""
     texts = {name: symbol.to_text() for name, symbol in symbols.symbols.items()}
     return tuple(version for version, release in _load().items() if release.texts == texts)
+
+
+def _newest_before(version: str, known: Iterable[str]) -> str | None:
+    wanted = parse_version(version)
+    return next((one for one in reversed(tuple(known)) if wanted and Version(one) < wanted), None)
 
 
 @cache

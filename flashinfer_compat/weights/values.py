@@ -227,6 +227,9 @@ class MoELayerWeights:
             ArgumentError: the sizes or arguments make no layer that can be run.
         """
         config = self.config
+        placement = None
+        if shared_placement is not None:
+            placement = parse(SharedExpertPlacement, shared_placement, "shared_placement")
         return Problem(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size // self.tp_size,
@@ -244,7 +247,7 @@ class MoELayerWeights:
             activation=config.activation,
             numerics=parse(Numerics, numerics, "numerics"),
             ep_size=ep_size,
-            shared_placement=shared_placement and parse(SharedExpertPlacement, shared_placement, "shared_placement"),
+            shared_placement=placement,
         )
 
     @property

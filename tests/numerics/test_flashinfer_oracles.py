@@ -205,7 +205,10 @@ def test_quantizing_against_the_trace_reference_off_ties(power: int) -> None:
 
 @pytest.mark.parametrize("power", [-11, -3, 0, 6])
 def test_quantizing_against_the_exact_kernel_reference(power: int) -> None:
-    """FlashInfer's specification of its quantizer without fast reciprocals, bit for bit."""
+    """FlashInfer's specification of its quantizer without fast reciprocals.
+
+    Block scales agree bit for bit. It multiplies by 1 / block scale where we divide, so codes may differ on a tie.
+    """
     reference = pytest.importorskip("flashinfer.batch_invariant.quantization.nvfp4_reference", exc_type=ImportError)
     values = (randn(96, 512) * torch.logspace(-3, 3, 96).unsqueeze(1)).bfloat16()
     values[5] = 0
@@ -215,7 +218,12 @@ def test_quantizing_against_the_exact_kernel_reference(power: int) -> None:
     assert torch.equal(n.interleave_block_scale(ours.block_scale).view(torch.uint8), scale)
     # A block whose scale rounds to zero: the default kernel writes zeros, the specification saturates.
     kept = (ours.block_scale.float() != 0).repeat_interleave(8, dim=1)
-    assert torch.equal(ours.codes[kept], codes[kept])
+    kept = kept.repeat_interleave(2, dim=1)
+    step = (ours.block_scale.float() * global_scale).repeat_interleave(16, dim=1)
+    midpoints = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    off_ties = ((values.float().abs() / step).unsqueeze(-1) / midpoints - 1).abs().amin(dim=-1) > 1e-6
+    assert torch.equal(n.unpack_e2m1(ours.codes)[kept & off_ties], n.unpack_e2m1(codes)[kept & off_ties])
+    assert off_ties[kept].float().mean() > 0.9
 
 
 def test_rounding_to_e2m1_and_e4m3_against_the_exact_kernel_reference() -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 M = RoutingMethod
 SIGMOID_FIRST = {M.DEEPSEEK_V3, M.MINIMAX2, M.SIGMOID_RENORM, M.SIGMOID}
 NORMALISING = [M.DEEPSEEK_V3, M.MINIMAX2, M.SIGMOID_RENORM, M.RENORMALIZE, M.RENORMALIZE_NAIVE]
-SCALED = {M.DEEPSEEK_V3, M.MINIMAX2}
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,8 @@ def slow_route(case: Case, logits: list[float]) -> tuple[list[int], list[float]]
     if case.method in (M.LLAMA4, M.TOPK_SIGMOID):
         return ids, [sigmoid(x) for x in chosen]
     if case.method in (M.DEEPSEEK_V3, M.MINIMAX2):
-        return ids, [x / sum(chosen) * case.routed_scaling_factor for x in chosen]
+        total = sum(chosen) if case.norm_topk_prob else 1.0
+        return ids, [x / total for x in chosen]
     if case.method is M.SIGMOID_RENORM and case.norm_topk_prob:
         return ids, [x / sum(chosen) for x in chosen]
     return ids, chosen
@@ -124,7 +124,8 @@ def slow_route(case: Case, logits: list[float]) -> tuple[list[int], list[float]]
 @given(cases())
 @settings(max_examples=300)
 def test_routing_agrees_with_a_slow_rewrite(case: Case) -> None:
-    expected = [slow_route(case, row) for row in case.logits]
+    rows = [slow_route(case, row) for row in case.logits]
+    expected = [(ids, [x * case.routed_scaling_factor for x in weights]) for ids, weights in rows]
     ours = case.route()
     assert ours.ids.tolist() == [ids for ids, _ in expected]
     assert torch.allclose(ours.weights, torch.tensor([weights for _, weights in expected]), rtol=1e-5, atol=1e-7)
@@ -143,7 +144,7 @@ def test_ids_are_distinct_in_range_and_typed(case: Case) -> None:
 
 @given(cases(methods=NORMALISING))
 def test_weights_of_normalising_methods_sum_to_the_scale(case: Case) -> None:
-    total = case.routed_scaling_factor if case.method in SCALED else 1.0
+    total = case.routed_scaling_factor
     assert dataclasses.replace(case, norm_topk_prob=True).route().weights.sum(dim=1).tolist() == pytest.approx(
         [total] * len(case.logits), rel=1e-5
     )
@@ -187,14 +188,12 @@ def test_a_group_counts_by_its_two_best_biased_scores() -> None:
     assert ours.ids.tolist() == [[3, 4]]
 
 
-@pytest.mark.parametrize("method", [m for m in RoutingMethod if not ROUTING_RULES[m].uses_scaling])
-def test_arguments_a_kernel_ignores_have_no_effect(method: RoutingMethod) -> None:
+@pytest.mark.parametrize("method", [m for m in RoutingMethod if not ROUTING_RULES[m].uses_bias])
+def test_bias_and_groups_have_no_effect_where_a_method_has_none(method: RoutingMethod) -> None:
     logits = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
     top_k = 1 if method is M.LLAMA4 else 3
     plain = route(logits, None, method=method, top_k=top_k)
-    loaded = route(
-        logits, torch.full((8,), 5.0), method=method, top_k=top_k, n_group=4, topk_group=1, routed_scaling_factor=2.5
-    )
+    loaded = route(logits, torch.full((8,), 5.0), method=method, top_k=top_k, n_group=4, topk_group=1)
     assert torch.equal(plain.ids, loaded.ids)
     assert torch.equal(plain.weights, loaded.weights)
 

@@ -1,0 +1,1 @@
+"""Scripts that measure; no test depends on their figures."""

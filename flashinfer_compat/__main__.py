@@ -1,0 +1,5 @@
+"""`python -m flashinfer_compat`."""
+
+from flashinfer_compat.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,79 @@
+"""Text for people: wrapped plain text, in colour where rich is installed and a terminal reads it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+
+__all__ = ["columns", "heading", "paragraph", "styled"]
+
+_STYLES = {
+    "error": "bold red",
+    "warning": "bold yellow",
+    "note": "cyan",
+    "absent": "dim",
+    "present": "yellow",
+    "eligible": "green",
+    "verified": "bold green",
+    "heading": "bold",
+}
+
+
+def styled(text: str, style: str) -> str:
+    """`text` with terminal colours, or as it is where there are none to show."""
+    if not _in_colour():
+        return text
+    from rich.console import Console
+
+    console = Console(force_terminal=True, width=10_000, highlight=False)
+    with console.capture() as capture:
+        console.print(text, style=_STYLES[style], end="", markup=False)
+    return capture.get()
+
+
+def heading(text: str) -> None:
+    """A section's title, after an empty line."""
+    print(f"\n{styled(text, 'heading')}")
+
+
+def paragraph(text: str, *, label: str = "", style: str = "", indent: int = 2) -> None:
+    """Wrapped text behind a label."""
+    first = " " * indent + (label + " " if label else "")
+    # Wrap with the bare label, so that colour codes do not count as text.
+    lines = textwrap.wrap(
+        text, _width(), initial_indent=first, subsequent_indent=" " * (indent + 2), break_on_hyphens=False
+    ) or [first.rstrip()]
+    if label and style:
+        lines[0] = lines[0].replace(label, styled(label, style), 1)
+    print("\n".join(lines))
+
+
+def columns(rows: Sequence[tuple[str, str, str]]) -> None:
+    """(name, status, remark) rows; remarks wrap below each other."""
+    names = max((len(name) for name, _, _ in rows), default=0)
+    statuses = max((len(status) for _, status, _ in rows), default=0)
+    for name, status, remark in rows:
+        first = f"  {name:<{names}}  {status:<{statuses}}  "
+        lines = textwrap.wrap(
+            remark, _width(), initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False
+        ) or [first.rstrip()]
+        head = f"  {name:<{names}}  "
+        lines[0] = head + styled(f"{status:<{statuses}}", status) + lines[0][len(head) + statuses :]
+        print("\n".join(lines))
+
+
+def _width() -> int:
+    return min(100, shutil.get_terminal_size((80, 24)).columns) if sys.stdout.isatty() else 80
+
+
+def _in_colour() -> bool:
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return False
+    try:
+        import rich  # noqa: F401
+    except ImportError:
+        return False
+    return True

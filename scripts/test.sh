@@ -1,0 +1,15 @@
+#!/bin/sh
+# Create an environment and run the linters and the tests; arguments go to pytest.
+# PYTHON: the interpreter to use (default python3). VENV: where the environment goes (default .venv-test).
+set -eu
+cd "$(dirname "$0")/.."
+venv=${VENV:-.venv-test}
+"${PYTHON:-python3}" -m venv "$venv"
+pip="$venv/bin/python -m pip install --quiet --disable-pip-version-check"
+$pip torch==2.13.0 -e ".[checkpoint,cli,test,lint]"
+# FlashInfer's own requirements would bring several GB that its CPU parts do not need.
+$pip --no-deps -r tests/requirements-flashinfer.txt
+"$venv/bin/ruff" check .
+"$venv/bin/ruff" format --check .
+"$venv/bin/mypy"
+"$venv/bin/python" -m pytest "$@"
