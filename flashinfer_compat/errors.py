@@ -23,6 +23,9 @@ __all__ = [
     "UnknownReleaseError",
 ]
 
+_MOST_SHOWN = 24
+"""Longer lists of choices are cut in the middle."""
+
 
 class FlashInferCompatError(Exception):
     """Base of every error this package raises on purpose; each can be pickled, to leave a worker process."""
@@ -55,7 +58,10 @@ class UnknownNameError(ArgumentError):
         self.choices = tuple(choices)
         self.nearest = near or nearest(name, self.choices)
         way_out = f"Did you mean {self.nearest!r}?" if self.nearest else ""
-        super().__init__(argument, "one of " + ", ".join(self.choices), repr(name), way_out)
+        shown = self.choices
+        if len(shown) > _MOST_SHOWN:
+            shown = (*shown[:3], f"... ({len(self.choices)} in all)", *shown[-3:])
+        super().__init__(argument, "one of " + ", ".join(shown), repr(name), way_out)
 
 
 class UnknownReleaseError(UnknownNameError):

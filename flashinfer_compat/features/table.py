@@ -82,7 +82,7 @@ FEATURES: tuple[Feature, ...] = (
         "activation and quantizer in one kernel",
         "silu_and_mul_nvfp4_quantize",
         since="0.6.16",
-        architectures=TRTLLM_GEN,
+        architectures=_FP4_UNITS,
     ),
     _mm_fp4("cudnn", "0.2.9", _FP4_UNITS),
     _mm_fp4("trtllm", "0.2.9", TRTLLM_GEN),

@@ -39,6 +39,8 @@ __all__ = ["Answer", "answer"]
 
 LOGITS_ENTRY = "trtllm_fp4_block_scale_moe"
 ROUTED_ENTRY = "trtllm_fp4_block_scale_routed_moe"
+_FEATURES = {row.name: row for row in FEATURES}
+_DENSE = tuple(row for row in FEATURES if row.entry_point == "mm_fp4")
 _INTERMEDIATE_MULTIPLE = 64
 """2 * intermediate_size rows are shuffled in tiles of 128."""
 
@@ -80,14 +82,14 @@ def answer(problem: Problem, target: Target, strategy: Strategy) -> Answer:
 def _install_reasons(problem: Problem, target: Target, strategy: Strategy) -> Iterator[Reason]:
     """What the strategy needs of the install and the GPU; unknown behaviour is judged later."""
     needed = tuple(_needed_features(problem, strategy))
-    states = feature_states(target, [row for row in FEATURES if row.name in needed])
+    states = feature_states(target, [_FEATURES[name] for name in needed])
     for name in needed:
         yield from _obstacles(states[name])
         # One missing install is one reason, not one for each feature.
         if target.flashinfer is None or target.architecture is None:
             return
     if _needs_dense_nvfp4(problem, strategy):
-        dense = feature_states(target, [row for row in FEATURES if row.entry_point == "mm_fp4"])
+        dense = feature_states(target, _DENSE)
         obstacles = [_obstacles(state) for state in dense.values()]
         if all(obstacles):
             yield obstacles[0][0]

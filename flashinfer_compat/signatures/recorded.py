@@ -20,7 +20,7 @@ from flashinfer_compat.errors import RecordedDataError, UnknownReleaseError
 from flashinfer_compat.signatures.model import Symbol, SymbolTable
 from flashinfer_compat.versions import parse_version
 
-__all__ = ["DATA", "RecordedRelease", "recorded", "releases", "releases_like"]
+__all__ = ["DATA", "RecordedRelease", "recorded", "releases"]
 
 DATA = Path(__file__).parent / "data" / "flashinfer.json"
 
@@ -61,12 +61,6 @@ def recorded(version: str) -> RecordedRelease:
         return known[Version(version).public]
     except (KeyError, InvalidVersion):
         raise UnknownReleaseError("flashinfer version", version, known, _newest_before(version, known)) from None
-
-
-def releases_like(symbols: SymbolTable) -> tuple[str, ...]:
-    """The recorded releases whose every entry point is as in `symbols`: what an unnamed build may behave like."""
-    texts = {name: symbol.to_text() for name, symbol in symbols.symbols.items()}
-    return tuple(version for version, release in _load().items() if release.texts == texts)
 
 
 def _newest_before(version: str, known: Iterable[str]) -> str | None:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.flashinfer
 
-H, I, E, TOP_K, TOKENS = 128, 64, 32, 4, 19
+HIDDEN, INTER, E, TOP_K, TOKENS = 128, 64, 32, 4, 19
 CONFIG = LayerConfig(
-    hidden_size=H,
-    intermediate_size=I,
+    hidden_size=HIDDEN,
+    intermediate_size=INTER,
     num_experts=E,
     top_k=TOP_K,
     num_shared_experts=2,
@@ -47,7 +47,7 @@ def experts(count: int, width: int, generator: torch.Generator) -> Nvfp4Experts:
     def quantized(*shape: int) -> Nvfp4Tensor:
         return quantize_nvfp4(torch.randn(*shape, generator=generator) * 0.3, 1.0)
 
-    gate_up, down = quantized(count, 2, width, H), quantized(count, H, width)
+    gate_up, down = quantized(count, 2, width, HIDDEN), quantized(count, HIDDEN, width)
     return Nvfp4Experts(
         gate_up.codes,
         gate_up.block_scale,
@@ -63,18 +63,18 @@ def experts(count: int, width: int, generator: torch.Generator) -> Nvfp4Experts:
 @pytest.fixture(scope="module")
 def weights() -> MoELayerWeights:
     generator = torch.Generator().manual_seed(0)
-    router = Router(torch.randn(E, H, generator=generator), torch.randn(E, generator=generator) * 0.1)
-    return MoELayerWeights(CONFIG, router, experts(E, I, generator), experts(1, 2 * I, generator), 0, 0, 1)
+    router = Router(torch.randn(E, HIDDEN, generator=generator), torch.randn(E, generator=generator) * 0.1)
+    return MoELayerWeights(CONFIG, router, experts(E, INTER, generator), experts(1, 2 * INTER, generator), 0, 0, 1)
 
 
 def kernel_arguments(all_experts: Nvfp4Experts) -> dict[str, object]:
     """Canonical layout: rows [up; gate], linear block scales."""
     count = all_experts.num_experts
     return {
-        "gemm1_weights": all_experts.gate_up_weight.flip(1).reshape(count, 2 * I, H // 2),
+        "gemm1_weights": all_experts.gate_up_weight.flip(1).reshape(count, 2 * INTER, HIDDEN // 2),
         "gemm1_weights_scale": all_experts.gate_up_block_scale.view(torch.uint8)
         .flip(1)
-        .reshape(count, 2 * I, H // 16)
+        .reshape(count, 2 * INTER, HIDDEN // 16)
         .view(torch.float8_e4m3fn),
         "gemm1_bias": None,
         "gemm2_weights": all_experts.down_weight,
@@ -91,7 +91,7 @@ def compare(output: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def test_native_with_fused_shared_experts(templates: ModuleType, weights: MoELayerWeights) -> None:
-    x = torch.randn(TOKENS, H, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(1)).bfloat16()
     routing = fc.route_logits(x, weights.router)
     plan = fc.plan(weights.problem("logits", numerics="w4a16"), strategy="native", backend="torch")
     output = fc.fp4_moe(x, fc.prepare(weights, plan), routing)
@@ -113,7 +113,7 @@ def test_native_with_fused_shared_experts(templates: ModuleType, weights: MoELay
 def test_routed_experts_with_given_topk(templates: ModuleType, weights: MoELayerWeights) -> None:
     without = replace(weights, shared=None, config=replace(CONFIG, num_shared_experts=0))
     generator = torch.Generator().manual_seed(2)
-    x = torch.randn(TOKENS, H, generator=generator).bfloat16()
+    x = torch.randn(TOKENS, HIDDEN, generator=generator).bfloat16()
     ids = torch.rand(TOKENS, E, generator=generator).topk(TOP_K).indices
     weight = torch.rand(TOKENS, TOP_K, generator=generator)
     plan = fc.plan(without.problem("topk", numerics="w4a16"), backend="torch")

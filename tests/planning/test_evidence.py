@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 from packaging.version import Version
+from problem_fields import changed
 
 from flashinfer_compat.errors import StrategyUnavailableError
 from flashinfer_compat.features.table import feature_states
@@ -21,7 +22,7 @@ LOGITS_ENTRY = "trtllm_fp4_block_scale_moe"
 ROUTED_ENTRY = "trtllm_fp4_block_scale_routed_moe"
 NEWEST = "0.7.4"
 R1 = DEEPSEEK_R1
-R1_TOPK = replace(R1, routing_input="topk")
+R1_TOPK = changed(R1, routing_input="topk")
 
 
 def installed(version: str, symbols: SymbolTable, architecture: str | None = "sm100") -> Target:
@@ -66,7 +67,7 @@ def test_a_newer_version_with_the_newest_signatures_behaves_like_the_newest_rele
     target = installed(version, symbols_of(NEWEST))
     assert target.flashinfer is not None
     assert target.flashinfer.behaviour_source.endswith(f"those of {NEWEST}")
-    for problem in (R1, R1_TOPK, replace(R1, n_group=1, topk_group=1)):
+    for problem in (R1, R1_TOPK, changed(R1, n_group=1, topk_group=1)):
         known, found = plan(problem, Target.from_release(NEWEST, "sm100")), plan(problem, target)
         assert (found.strategy, found.backend, found.status, found.call) == (
             known.strategy,
@@ -143,20 +144,20 @@ def test_an_unknown_release_is_not_handed_what_no_kernel_reads(
     change: dict[str, object], symbols: SymbolTable, note: str
 ) -> None:
     symbols = with_parameter(symbols, ROUTED_ENTRY, "new_keyword")
-    decision = plan(replace(R1, **change), installed("0.8.0", symbols))
+    decision = plan(changed(R1, **change), installed("0.8.0", symbols))
     assert decision.call is not None
     assert (decision.call.entry_point, decision.call.routed_before) == (ROUTED_ENTRY, True)
     assert decision.status is Evidence.PRESENT
     assert any("Routing runs outside the kernel" in line and note in line for line in decision.notes)
     with pytest.raises(StrategyUnavailableError) as caught:
-        plan(replace(R1, **change), installed("0.8.0", without(symbols, ROUTED_ENTRY)), backend="trtllm")
+        plan(changed(R1, **change), installed("0.8.0", without(symbols, ROUTED_ENTRY)), backend="trtllm")
     assert "entry_point_missing" in caught.value.codes
 
 
 def test_an_unknown_release_without_geglu_is_not_asked_for_it() -> None:
     symbols = without(CHANGED["a keyword more"], "ActivationType")
     for problem in (R1, R1_TOPK):
-        geglu = replace(problem, activation="geglu")
+        geglu = changed(problem, activation="geglu")
         assert plan(geglu, installed("0.8.0", CHANGED["a keyword more"])).backend is Backend.TRTLLM
         with pytest.raises(StrategyUnavailableError) as caught:
             plan(geglu, installed("0.8.0", symbols), backend="trtllm", strategy="split")
@@ -192,8 +193,13 @@ def test_a_build_without_a_version_and_with_unknown_signatures_is_not_trusted_to
     assert any("names no release" in note for note in decision.notes)
 
 
+def _assumed(release: str) -> Version | None:
+    return behaviour_of("0.0.0+unknown", symbols_of(release))[0]
+
+
+LOOK_LIKE_ANOTHER = [release for release in releases() if _assumed(release) != Version(release)]
 VARIED = [
-    replace(
+    changed(
         R1,
         num_experts=num_experts,
         top_k=top_k,
@@ -203,9 +209,8 @@ VARIED = [
         routing_method=method,
         routed_scaling_factor=1.0,
     )
-    for num_experts, top_k, (n_group, method), given in product(
-        (30, 64, 128, 256),
-        (1, 8),
+    for (num_experts, top_k), (n_group, method), given in product(
+        ((30, 1), (64, 8), (128, 4), (256, 8)),
         ((8, "deepseek_v3"), (2, "deepseek_v3"), (1, "deepseek_v3"), (1, "renormalize"), (1, "topk"), (1, "minimax2")),
         ("logits", "topk"),
     )
@@ -213,7 +218,7 @@ VARIED = [
 ]
 
 
-@pytest.mark.parametrize("release", releases())
+@pytest.mark.parametrize("release", LOOK_LIKE_ANOTHER)
 def test_what_is_assumed_of_an_unnamed_build_holds_for_the_release_it_is(release: str) -> None:
     target = Target.from_release(release, "sm100")
     unnamed = installed("0.0.0+unknown", symbols_of(release))
@@ -263,7 +268,7 @@ def test_the_routed_keyword_of_a_nightly_is_not_a_working_feature(version: str, 
 
 @pytest.mark.parametrize("version", ["0.6.16.dev1", "0.6.17.dev1", "0.6.19.dev1", "0.7.0.dev1"])
 def test_a_nightly_without_groups_is_refused_for_the_silent_defect_too(version: str) -> None:
-    ungrouped = replace(R1, n_group=1, topk_group=1)
+    ungrouped = changed(R1, n_group=1, topk_group=1)
     with pytest.raises(StrategyUnavailableError) as caught:
         plan(ungrouped, installed(version, symbols_of("0.6.17")), strategy="native")
     assert set(caught.value.codes) == {"no_expert_groups", "known_issue"}
@@ -280,7 +285,7 @@ def test_a_nightly_without_groups_is_refused_for_the_silent_defect_too(version: 
 def test_a_nightly_of_the_release_with_the_repair_may_lack_it(
     version: str, release: str, change: dict[str, object]
 ) -> None:
-    problem = replace(R1, num_experts=128, top_k=4, **change)
+    problem = changed(R1, num_experts=128, top_k=4, **change)
     known = plan(problem, Target.from_release(release, "sm100"))
     found = plan(problem, installed(version, symbols_of(release)))
     assert known.call is not None

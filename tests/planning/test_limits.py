@@ -7,13 +7,14 @@ word, leaves its output unwritten, so both sides of every number are checked in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
+from problem_fields import changed
 
 from flashinfer_compat.errors import StrategyUnavailableError
 from flashinfer_compat.features.target import FlashInfer, Target
@@ -267,15 +268,15 @@ def _native(problem: Problem, release: str = "0.7.4") -> tuple[str, ...]:
     ],
 )
 def test_both_sides_of_the_limits_of_native(release: str, changes: dict[str, int], codes: tuple[str, ...]) -> None:
-    assert tuple(dict.fromkeys(_native(replace(R1, **changes), release))) == codes
+    assert tuple(dict.fromkeys(_native(changed(R1, **changes), release))) == codes
 
 
 # Candidates and nightlies keep the limits of the release they lead to and of the one before it.
 
-EXPERTS = (4, 8, 32, 64, 96, 100, 128, 129, 130, 132, 256, 257, 260, 384, 512, 516, 1024)
+EXPERTS = (8, 32, 96, 100, 128, 130, 132, 256, 260, 384, 512, 516)
 SIZES: list[tuple[int, ...]] = [
-    *((experts, top_k) for experts in EXPERTS for top_k in (1, 4, 7, 8, 9, 10, 22, 32)),
-    *((experts, top_k, 8, 4) for experts in (16, 32, 40, 256, 264) for top_k in (1, 8, 9, 22, 23)),
+    *((experts, top_k) for experts in EXPERTS for top_k in (1, 7, 8, 10, 22, 32)),
+    *((experts, top_k, 8, 4) for experts in (16, 32, 256, 264) for top_k in (1, 8, 9, 23)),
     *((experts, 4, 2, 1) for experts in (8, 16, 30, 32, 62, 64, 66)),
     (256, 8, 8, 5),
     (32, 8, 8, 2),
@@ -320,7 +321,7 @@ def test_candidates_with_few_kernels_get_numbers_they_have(version: str, table: 
     st.sampled_from(releases()),
     st.tuples(st.integers(1, 2100), st.integers(1, 40), st.integers(1, 12), st.integers(1, 8)),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_refusal_names_the_number_at_fault(table: str, release: str, sizes: tuple[int, int, int, int]) -> None:
     for row in limits_for(TABLES[table], Version(release)):
         for reason in violations(row, Sizes(*sizes), "The kernel"):
@@ -335,5 +336,5 @@ def test_no_limits_are_made_up_for_a_release_before_the_routed_entry() -> None:
         FlashInfer("0.2.10.dev1", recorded("0.2.10").symbols, Version("0.2.10.dev1"), "version"), "", "sm100", "2.13.0"
     )
     with pytest.raises(StrategyUnavailableError) as caught:
-        plan(replace(R1, routing_input="topk"), target, strategy="expanded")
+        plan(changed(R1, routing_input="topk"), target, strategy="expanded")
     assert "behaviour_unknown" in caught.value.codes

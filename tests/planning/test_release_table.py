@@ -11,9 +11,10 @@ routing happens before the call. `torch`: split on the torch backend. `refused`:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from problem_fields import changed
 
 from flashinfer_compat.architectures import ARCHITECTURES
 from flashinfer_compat.errors import StrategyUnavailableError
@@ -21,7 +22,7 @@ from flashinfer_compat.features.target import Target
 from flashinfer_compat.planning.plan import plan
 from flashinfer_compat.problem import Problem
 from flashinfer_compat.signatures.recorded import releases
-from flashinfer_compat.vocabulary import Backend, RoutingInput
+from flashinfer_compat.vocabulary import Backend, RoutingInput, RoutingMethod, SharedExpertFormat
 
 R1 = Problem(
     hidden_size=7168,
@@ -29,33 +30,33 @@ R1 = Problem(
     num_experts=256,
     top_k=8,
     num_shared_experts=1,
-    shared_format="nvfp4",
-    routing_method="deepseek_v3",
+    shared_format=SharedExpertFormat.NVFP4,
+    routing_method=RoutingMethod.DEEPSEEK_V3,
     n_group=8,
     topk_group=4,
     routed_scaling_factor=2.5,
 )
 PROBLEMS = {
     "R1": R1,
-    "R1 bf16": replace(R1, shared_format="bf16"),
-    "Kimi-K2": replace(R1, num_experts=384, n_group=1, topk_group=1),
+    "R1 bf16": changed(R1, shared_format="bf16"),
+    "Kimi-K2": changed(R1, num_experts=384, n_group=1, topk_group=1),
     "small": Problem(
         hidden_size=2048,
         intermediate_size=1408,
         num_experts=64,
         top_k=6,
         num_shared_experts=2,
-        shared_format="nvfp4",
-        routing_method="renormalize",
+        shared_format=SharedExpertFormat.NVFP4,
+        routing_method=RoutingMethod.RENORMALIZE,
     ),
     "MiniMax-M2": Problem(
-        hidden_size=3072, intermediate_size=1536, num_experts=256, top_k=8, routing_method="minimax2"
+        hidden_size=3072, intermediate_size=1536, num_experts=256, top_k=8, routing_method=RoutingMethod.MINIMAX2
     ),
-    "R1 EP8": replace(R1, ep_size=8, shared_placement="replicated"),
+    "R1 EP8": changed(R1, ep_size=8, shared_placement="replicated"),
 }
 REFUSED_EVERYWHERE = {
-    "R1 EP8, placement of the shared expert not said": replace(R1, ep_size=8),
-    "R1, caller scales the output": replace(R1, routed_scaling="output"),
+    "R1 EP8, placement of the shared expert not said": changed(R1, ep_size=8),
+    "R1, caller scales the output": changed(R1, routed_scaling="output"),
 }
 
 TABLE = """
@@ -102,10 +103,11 @@ class Row:
 
 def _rows() -> list[Row]:
     header, *lines = ([cell.strip() for cell in line.split("|")] for line in TABLE.strip().splitlines())
-    return [
-        Row(*cells[0].split(), frozenset(cells[1].split()), dict(zip(header[2:], cells[2:], strict=True)))
-        for cells in lines
-    ]
+    rows = []
+    for cells in lines:
+        first, last = cells[0].split()
+        rows.append(Row(first, last, frozenset(cells[1].split()), dict(zip(header[2:], cells[2:], strict=True))))
+    return rows
 
 
 ROWS = _rows()
@@ -149,7 +151,7 @@ def test_each_release_and_gpu_gets_what_the_table_says(row: Row) -> None:
                     without_kernel = "refused" if problem.ep_size > 1 else "torch"
                     cell = row.cells[f"{name} {given.value}"]
                     expected = cell if architecture in row.kernels_on else without_kernel
-                    found = _found(replace(problem, routing_input=given), target)
+                    found = _found(changed(problem, routing_input=given), target)
                     if found != expected:
                         wrong.append(f"{release} {architecture} {name} {given.value}: {found}, expected {expected}")
     assert not wrong, "\n".join(wrong[:20])
@@ -158,7 +160,7 @@ def test_each_release_and_gpu_gets_what_the_table_says(row: Row) -> None:
 @pytest.mark.parametrize("name", REFUSED_EVERYWHERE)
 @pytest.mark.parametrize("given", RoutingInput)
 def test_some_layers_are_refused_on_every_release_and_gpu(name: str, given: RoutingInput) -> None:
-    problem = replace(REFUSED_EVERYWHERE[name], routing_input=given)
+    problem = changed(REFUSED_EVERYWHERE[name], routing_input=given)
     ran = [
         (release, architecture)
         for release in releases()

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from problem_fields import changed
 
 from flashinfer_compat.errors import ExpertParallelismError, StrategyUnavailableError, UnknownNameError
 from flashinfer_compat.features.target import Target
@@ -16,7 +16,7 @@ from flashinfer_compat.signatures.recorded import releases
 from flashinfer_compat.vocabulary import Backend, Strategy
 
 R1_LOGITS = DEEPSEEK_R1
-R1_TOPK = replace(DEEPSEEK_R1, routing_input="topk")
+R1_TOPK = changed(DEEPSEEK_R1, routing_input="topk")
 NO_SHARED: dict[str, Any] = {"num_shared_experts": 0, "shared_format": "none"}
 UNGROUPED: dict[str, Any] = {"n_group": 1, "topk_group": 1}
 
@@ -65,7 +65,7 @@ def _each(
     for name, strategies, backends, change in cases:
         for strategy in map(Strategy, strategies):
             for backend in map(Backend, backends):
-                yield name, strategy, backend, replace(_base(strategy), **change)
+                yield name, strategy, backend, changed(_base(strategy), **change)
 
 
 def _codes(problem: Problem, strategy: Strategy, backend: Backend) -> set[str]:
@@ -91,14 +91,14 @@ def test_what_looks_refused_is_kept(name: str, strategy: Strategy, backend: Back
 @pytest.mark.parametrize("method", ["default", "renormalize", "llama4", "topk", "minimax2", "topk_sigmoid"])
 def test_native_needs_deepseek_v3_routing(method: str) -> None:
     # A method without groups breaks the rule about groups as well.
-    problem = replace(R1_LOGITS, routing_method=method, **UNGROUPED)
+    problem = changed(R1_LOGITS, routing_method=method, **UNGROUPED)
     assert _codes(problem, Strategy.NATIVE, Backend.TRTLLM) == {"routing_method", "no_expert_groups"}
     assert "routing_method" not in _codes(problem, Strategy.NATIVE, Backend.TORCH)
 
 
 def test_placement_is_asked_for_on_torch_too() -> None:
     # Torch has no ranks, so the rule cannot break alone there.
-    found = _codes(replace(R1_LOGITS, ep_size=8), Strategy.SPLIT, Backend.TORCH)
+    found = _codes(changed(R1_LOGITS, ep_size=8), Strategy.SPLIT, Backend.TORCH)
     assert found == {"shared_placement", "expert_parallelism"}
 
 
@@ -196,7 +196,7 @@ def test_the_plan_says_what_became_of_every_alternative() -> None:
     ],
 )
 def test_what_a_kernel_would_ignore_is_done_before_the_call(release: str, change: dict[str, Any], inside: bool) -> None:
-    decision = plan(replace(R1_LOGITS, **change), Target.from_release(release, "sm100"), strategy="split")
+    decision = plan(changed(R1_LOGITS, **change), Target.from_release(release, "sm100"), strategy="split")
     assert decision.call is not None
     assert decision.call.routed_before is not inside
     assert any("Routing runs outside the kernel" in note for note in decision.notes) is not inside
@@ -217,7 +217,7 @@ def test_a_named_strategy_is_the_one_or_an_error(release: str, given: str, strat
         ("split", "logits"): True,
         ("split", "topk"): True,
     }[strategy, given]
-    problem, target = replace(R1_LOGITS, routing_input=given), Target.from_release(release, "sm100")
+    problem, target = changed(R1_LOGITS, routing_input=given), Target.from_release(release, "sm100")
     if runs:
         decision = plan(problem, target, strategy=strategy)
         assert (decision.strategy.value, decision.backend) == (strategy, Backend.TRTLLM)
@@ -243,7 +243,7 @@ def test_a_refused_native_strategy_raises_with_the_codes(
     release: str, change: dict[str, Any], codes: list[str]
 ) -> None:
     with pytest.raises(StrategyUnavailableError) as caught:
-        plan(replace(R1_LOGITS, **change), Target.from_release(release, "sm100"), strategy="native")
+        plan(changed(R1_LOGITS, **change), Target.from_release(release, "sm100"), strategy="native")
     assert list(caught.value.codes) == codes
     assert all(f"[{code}]" in str(caught.value) for code in codes)
 
@@ -251,7 +251,7 @@ def test_a_refused_native_strategy_raises_with_the_codes(
 @pytest.mark.parametrize("strategy", ["native", "expanded"])
 @pytest.mark.parametrize("architecture", ["sm100", None])
 def test_a_fused_strategy_under_expert_parallelism_is_not_implemented(strategy: str, architecture: str | None) -> None:
-    problem = replace(_base(Strategy(strategy)), ep_size=8, shared_placement="replicated")
+    problem = changed(_base(Strategy(strategy)), ep_size=8, shared_placement="replicated")
     with pytest.raises(NotImplementedError, match="expert parallel") as caught:
         plan(problem, Target.from_release("0.7.4", architecture), strategy=strategy)
     assert isinstance(caught.value, ExpertParallelismError)
@@ -321,11 +321,11 @@ def test_without_torch_nothing_runs() -> None:
 )
 def test_an_unknown_name_gives_the_nearest(arguments: dict[str, str], nearest: str) -> None:
     with pytest.raises(UnknownNameError, match=f"Did you mean '{nearest}'") as caught:
-        plan(R1_LOGITS, Target.from_release("0.7.4", "sm100"), **arguments)  # type: ignore[arg-type]
+        plan(R1_LOGITS, Target.from_release("0.7.4", "sm100"), **arguments)
     assert caught.value.argument == next(iter(arguments))
     assert caught.value.nearest == nearest
 
 
 def test_an_unknown_name_is_told_before_anything_else() -> None:
     with pytest.raises(UnknownNameError):
-        plan(replace(R1_LOGITS, ep_size=8), Target(None, "none", None, None), strategy="fused")
+        plan(changed(R1_LOGITS, ep_size=8), Target(None, "none", None, None), strategy="fused")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from packaging.version import Version
 from flashinfer_compat.errors import ArgumentError, UnknownReleaseError
 from flashinfer_compat.signatures.entry_points import ENTRY_POINTS
 from flashinfer_compat.signatures.model import SymbolTable
-from flashinfer_compat.signatures.recorded import DATA, decode, encode, recorded, releases, releases_like
+from flashinfer_compat.signatures.recorded import DATA, decode, encode, recorded, releases
 
 FINALS = [version for version in releases() if not Version(version).is_prerelease]
 CANDIDATES = [version for version in releases() if Version(version).is_prerelease]
@@ -446,21 +445,6 @@ def test_an_unknown_release_is_refused_with_a_near_one(written: str, near: str) 
 def test_what_is_no_release_is_refused(written: str) -> None:
     with pytest.raises(UnknownReleaseError, match="flashinfer version"):
         recorded(written)
-
-
-def test_releases_with_the_same_signatures_are_found() -> None:
-    for version in releases():
-        assert version in releases_like(symbols(version))
-    same = releases_like(symbols("0.2.9rc1"))
-    assert same == ("0.2.9rc1", "0.2.9rc2")
-
-
-def test_a_build_with_one_keyword_more_is_like_no_release() -> None:
-    table = symbols("0.7.4")
-    moe = table.symbols[LOGITS]
-    extended = replace(moe, parameters=(*(moe.parameters or ()), replace((moe.parameters or ())[-1], name="added")))
-    assert releases_like(SymbolTable({**table.symbols, LOGITS: extended})) == ()
-    assert releases_like(SymbolTable({})) == ()
 
 
 def test_the_finals_are_ordered_as_versions_not_as_text() -> None:
