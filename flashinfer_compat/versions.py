@@ -34,9 +34,11 @@ def at_least(version: Version, since: str) -> bool:
 
 
 def in_range(version: Version, specifier: str) -> bool:
-    """Whether a PEP 440 specifier such as `>=0.6.17.dev0,<0.7.0` holds; pre-releases take part like any version.
+    """Whether a PEP 440 specifier holds for a version, which may be a nightly or candidate.
 
-    Write a lower bound with `.dev0` where a defect may be in the nightlies of that release already.
+    Write a lower bound with `.dev0` where a defect may be in the nightlies of that release already (`>=0.6.17.dev0`),
+    and an upper bound as `<=0.6.3,!=0.6.3` where it may be in the nightlies of the release that mends it: PEP 440's
+    `<0.6.3` leaves those out.
     """
     return _specifier(specifier).contains(version, prereleases=True)
 

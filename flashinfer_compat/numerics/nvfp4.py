@@ -213,7 +213,7 @@ def quantize_nvfp4(values: torch.Tensor, global_scale: torch.Tensor | float, *, 
     # PyTorch's cast makes NaN of anything above 448.
     block_scale = (largest / (E2M1_MAX * aligned)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
     step = (block_scale.to(torch.float32) * aligned).unsqueeze(-1)
-    codes = encode_e2m1(torch.where(step != 0, blocks / step, 0.0).flatten(-2))
+    codes = encode_e2m1(torch.where(step != 0, blocks / step, blocks * 0.0).flatten(-2))
     return Nvfp4Tensor(pack_e2m1(codes), block_scale, multiplier)
 
 

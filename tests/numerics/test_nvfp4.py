@@ -46,19 +46,16 @@ def nearest_even(value: float, table: tuple[float, ...] | list[float]) -> int:
 
 def slow_quantize(row: np.ndarray, global_scale: np.float32) -> tuple[list[int], list[float]]:
     """One row, element by element, in numpy float32 scalars: codes and block scales."""
-    g = np.float32(1) / global_scale
     codes, scales = [], []
     for start in range(0, len(row), 16):
         block = row[start : start + 16]
         largest = np.float32(max(abs(v) for v in block))
-        wanted = np.float32(g * np.float32(largest * np.float32(1 / 6)))
+        wanted = np.float32(largest / np.float32(np.float32(6) * global_scale))
         scale = np.float32(E4M3[nearest_even(min(float(wanted), 448.0), E4M3)])
-        factor = np.float32(0)
-        if scale:
-            factor = np.float32(1) / np.float32(scale * np.float32(np.float32(1) / g))
+        step = np.float32(scale * global_scale)
         scales.append(float(scale))
         for v in block:
-            scaled = np.float32(v * factor)
+            scaled = np.float32(v / step) if step else np.float32(v * np.float32(0))
             codes.append(nearest_even(abs(float(scaled)), MAGNITUDES) | (8 if np.signbit(scaled) else 0))
     return codes, scales
 

@@ -202,6 +202,14 @@ def test_what_a_kernel_would_ignore_is_done_before_the_call(release: str, change
     assert any("Routing runs outside the kernel" in note for note in decision.notes) is not inside
 
 
+def test_a_reason_of_both_entry_points_is_given_once() -> None:
+    small = changed(R1_LOGITS, num_experts=64, top_k=4, activation="geglu")
+    with pytest.raises(StrategyUnavailableError, match="no GeGLU") as caught:
+        plan(small, Target.from_release("0.2.13", "sm100"), strategy="split")
+    assert caught.value.codes == ("activation",)
+    assert plan(small, Target.from_release("0.2.14", "sm100"), strategy="split").call is not None
+
+
 # What it means to name a strategy or a backend.
 
 
