@@ -22,8 +22,8 @@ from pathlib import Path
 from packaging.version import Version
 from pypi_simple import DistributionPackage, PyPISimple
 
+from flashinfer_compat.signatures.archives import ArchiveSource
 from flashinfer_compat.signatures.recorded import DATA, RecordedRelease, decode, encode
-from flashinfer_compat.signatures.source import ArchiveSource
 from flashinfer_compat.signatures.static import read_source
 
 PROJECT = "flashinfer-python"

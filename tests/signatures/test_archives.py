@@ -13,8 +13,8 @@ pytest.importorskip("pypi_simple")
 
 from pypi_simple import DistributionPackage, PyPISimple
 
+from flashinfer_compat.signatures.archives import ArchiveSource
 from flashinfer_compat.signatures.recorded import recorded, releases
-from flashinfer_compat.signatures.source import ArchiveSource
 from tools.record_signatures import archives, read_archive
 
 if TYPE_CHECKING:

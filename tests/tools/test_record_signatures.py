@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("pypi_simple")
 
+from flashinfer_compat.signatures.archives import ArchiveSource
 from flashinfer_compat.signatures.recorded import RecordedRelease, decode, recorded
-from flashinfer_compat.signatures.source import ArchiveSource
 from tools import record_signatures
 from tools.record_signatures import read_archive
 
