@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flashinfer_compat.adoption import SharedFusion, fused_shared_kwargs, supports_fp4_shared
     from flashinfer_compat.backends.base import PreparedLayer
     from flashinfer_compat.errors import (
         ArgumentError,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
+    "adoption": ("SharedFusion", "fused_shared_kwargs", "supports_fp4_shared"),
     "backends.base": ("PreparedLayer",),
     "errors": (
         "ArgumentError",
@@ -112,6 +114,7 @@ __all__ = [
     "RoutingMethod",
     "SharedExpertFormat",
     "SharedExpertPlacement",
+    "SharedFusion",
     "Strategy",
     "StrategyUnavailableError",
     "Target",
@@ -122,10 +125,12 @@ __all__ = [
     "__version__",
     "capabilities",
     "fp4_moe",
+    "fused_shared_kwargs",
     "load_moe_layer",
     "plan",
     "prepare",
     "route_logits",
+    "supports_fp4_shared",
     "this_machine",
 ]
 

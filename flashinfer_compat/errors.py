@@ -103,10 +103,10 @@ class BackendUnavailableError(FlashInferCompatError):
 class DependencyMissingError(FlashInferCompatError, ImportError):
     """A part of the package needs a library that is not installed."""
 
-    def __init__(self, library: str, needed_for: str, extra: str) -> None:
+    def __init__(self, library: str, needed_for: str) -> None:
         self.library = library
         super().__init__(
-            f"{needed_for} needs {library}, which is not installed. Run: pip install 'flashinfer-compat[{extra}]'",
+            f"{needed_for} needs {library}, which is not installed. Run: pip install {library}",
             name=library,
         )
 

@@ -6,14 +6,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashinfer_compat.environment import Environment, FileCheck, cache_directory, collect
+from flashinfer_compat.environment import Environment, FileCheck, ImportablePackage, cache_directory, collect
+from flashinfer_compat.errors import ArgumentError
 from flashinfer_compat.features.target import FlashInfer, Target, behaviour_of
 from flashinfer_compat.planning import plan as planning
+from flashinfer_compat.problem import Problem
 from flashinfer_compat.signatures.cache import read_installed
+from flashinfer_compat.versions import parse_version
 
 if TYPE_CHECKING:
     from flashinfer_compat.planning.decision import Plan
-    from flashinfer_compat.problem import Problem
     from flashinfer_compat.signatures.model import SymbolTable
     from flashinfer_compat.vocabulary import Backend, Evidence, Strategy
 
@@ -41,6 +43,9 @@ def plan(
     require: Evidence | str | None = None,
 ) -> Plan:
     """How `problem` will run on `target`, which is this machine unless given; see `planning.plan.plan`."""
+    for name, value, kind in (("problem", problem, Problem), ("target", target or this_machine(), Target)):
+        if not isinstance(value, kind):
+            raise ArgumentError(name, f"a {kind.__name__}", type(value).__name__)
     return planning.plan(problem, target or this_machine(), strategy=strategy, backend=backend, require=require)
 
 
@@ -62,8 +67,7 @@ def target_of(environment: Environment, symbols: SymbolTable | None) -> Target:
     elif symbols is None:
         problem = f"{package.location} is a folder without an __init__.py, not the FlashInfer package."
     else:
-        owner = package.owner.version if package.owner else None
-        version = owner or package.version_from_source or "0.0.0+unknown"
+        version = _version(package)
         flashinfer = FlashInfer(version, symbols, *behaviour_of(version, symbols))
     distributions = environment.distributions.value.found if environment.distributions.value else ()
     return Target(
@@ -73,6 +77,14 @@ def target_of(environment: Environment, symbols: SymbolTable | None) -> Target:
         environment.torch.value.version if environment.torch.value else None,
         {one.name: one.version or "" for one in reversed(distributions)},
     )
+
+
+def _version(package: ImportablePackage) -> str:
+    """What the source says of itself where that differs from the metadata beside it, which may be of another copy."""
+    owner, own = package.owner.version if package.owner else None, package.version_from_source
+    if own and parse_version(own) and (not owner or parse_version(own) != parse_version(owner)):
+        return own
+    return owner or own or "0.0.0+unknown"
 
 
 def architecture_of(environment: Environment) -> str | None:

@@ -15,23 +15,26 @@ from flashinfer_compat.errors import ArgumentError, DependencyMissingError, Tens
 try:
     import torch
 except ImportError as error:
-    raise DependencyMissingError("torch", "fp4_moe", "torch") from error
+    raise DependencyMissingError("torch", "fp4_moe") from error
 
+from flashinfer_compat import ops
 from flashinfer_compat.backends.base import PreparedLayer
 from flashinfer_compat.backends.registry import backend_module
 from flashinfer_compat.inputs import LogitsRouting, PackedTopKRouting, Routing, TopKRouting
 from flashinfer_compat.numerics.routing import ROUTING_RULES
 from flashinfer_compat.planning.decision import Plan
 from flashinfer_compat.problem import Problem
+from flashinfer_compat.weights.values import MoELayerWeights
 
 if TYPE_CHECKING:
-    from flashinfer_compat.weights.values import MoELayerWeights, Router
+    from flashinfer_compat.weights.values import Router
 
 __all__ = ["fp4_moe", "prepare", "route_logits"]
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _IDS = (torch.int32, torch.int64)
 _WEIGHTS = (torch.float32, torch.bfloat16)
+_WITH_BIAS = frozenset(method for method, rule in ROUTING_RULES.items() if rule.uses_bias)
 
 
 def prepare(weights: MoELayerWeights, plan: Plan) -> PreparedLayer:
@@ -45,6 +48,10 @@ def prepare(weights: MoELayerWeights, plan: Plan) -> PreparedLayer:
         ArgumentError: the plan was made for another layer.
         BackendUnavailableError: this version cannot execute the plan's backend.
     """
+    if not isinstance(weights, MoELayerWeights):
+        raise ArgumentError("weights", "what load_moe_layer returned", type(weights).__name__)
+    if not isinstance(plan, Plan):
+        raise ArgumentError("plan", "what plan returned", type(plan).__name__)
     problem = plan.problem
     made_for = weights.problem(
         routing_input=problem.routing_input,
@@ -63,7 +70,9 @@ def prepare(weights: MoELayerWeights, plan: Plan) -> PreparedLayer:
             "Make it from weights.problem(...).",
         )
     backend = backend_module(plan.backend)
-    return PreparedLayer(plan, backend, weights.routed.down_weight.device, backend.prepare(weights, plan))
+    layer = PreparedLayer(plan, backend, weights.routed.down_weight.device, backend.prepare(weights, plan))
+    object.__setattr__(layer, "number", ops.register(layer))
+    return layer
 
 
 def fp4_moe(hidden_states: torch.Tensor, layer: PreparedLayer, routing: Routing) -> torch.Tensor:
@@ -81,9 +90,13 @@ def fp4_moe(hidden_states: torch.Tensor, layer: PreparedLayer, routing: Routing)
         ArgumentError: the routing is not of the kind the plan was made for.
         TensorError: a tensor's dtype, shape or device does not fit, or (torch backend) its values cannot be used.
     """
+    if not isinstance(layer, PreparedLayer):
+        raise ArgumentError("layer", "what prepare returned", type(layer).__name__)
     problem = layer.plan.problem
     _check_hidden_states(hidden_states, layer, problem)
     _check_routing(routing, hidden_states, problem)
+    if torch.compiler.is_compiling():
+        return ops.call(hidden_states, layer.number, routing)
     return layer.backend.run(hidden_states, layer, routing)
 
 
@@ -94,11 +107,15 @@ def route_logits(hidden_states: torch.Tensor, router: Router) -> LogitsRouting:
         hidden_states: [T, hidden_size].
         router: `MoELayerWeights.router`.
     """
-    logits = torch.nn.functional.linear(hidden_states.to(torch.float32), router.weight.to(torch.float32))
+    # Autocast would compute the logits in bf16.
+    with torch.autocast(hidden_states.device.type, enabled=False):
+        logits = torch.nn.functional.linear(hidden_states.to(torch.float32), router.weight.to(torch.float32))
     return LogitsRouting(logits, router.bias)
 
 
 def _check_hidden_states(hidden_states: torch.Tensor, layer: PreparedLayer, problem: Problem) -> None:
+    if not isinstance(hidden_states, torch.Tensor):
+        raise ArgumentError("hidden_states", "a torch.Tensor", type(hidden_states).__name__)
     if hidden_states.ndim != 2 or hidden_states.shape[1] != problem.hidden_size:
         raise TensorError(
             "hidden_states", f"shape [tokens, {problem.hidden_size}]", f"shape {list(hidden_states.shape)}"
@@ -122,7 +139,7 @@ def _check_routing(routing: Routing, hidden_states: torch.Tensor, problem: Probl
     if isinstance(routing, LogitsRouting):
         _check(routing.logits, "logits", _FLOATS, (tokens, problem.num_experts), device)
         if routing.bias is not None:
-            if not ROUTING_RULES[problem.routing_method].uses_bias:
+            if problem.routing_method not in _WITH_BIAS:
                 expected = f"None with routing_method {problem.routing_method.value}, which has no bias"
                 raise TensorError("bias", expected, "a tensor")
             _check(routing.bias, "bias", _FLOATS, (problem.num_experts,), device)
@@ -136,6 +153,8 @@ def _check_routing(routing: Routing, hidden_states: torch.Tensor, problem: Probl
 def _check(
     tensor: torch.Tensor, name: str, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...], device: torch.device
 ) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(name, "a torch.Tensor", type(tensor).__name__)
     if tensor.dtype not in dtypes:
         raise TensorError(name, " or ".join(map(str, dtypes)), str(tensor.dtype))
     if tuple(tensor.shape) != shape:

@@ -23,7 +23,7 @@ __all__ = ["DEEPSEEK_R1", "Problem"]
 
 @dataclass(frozen=True)
 class Problem:
-    """One MoE layer as one rank runs it. Enumerations may be given by name.
+    """One MoE layer as one rank runs it. Enumerations may be given by name where types are not checked.
 
     Raises:
         ArgumentError: a size or a combination that no MoE layer has; it names the field.
@@ -42,7 +42,7 @@ class Problem:
     routing_method: RoutingMethod = RoutingMethod.DEEPSEEK_V3
     routing_input: RoutingInput = RoutingInput.LOGITS
     n_group: int = 1
-    """Groups of experts in DeepSeekV3 routing; 1 is no groups."""
+    """Groups of experts in DeepSeekV3 routing; 1 is no groups, as are 0 and None."""
     topk_group: int = 1
     """Groups a token may choose from."""
     routed_scaling_factor: float = 1.0
@@ -61,6 +61,10 @@ class Problem:
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
                 object.__setattr__(self, name, parse(kind, value, name))
+        for name in ("n_group", "topk_group"):
+            # Configurations write "no groups" as 1, 0 or null.
+            if getattr(self, name) in (None, 0) and not isinstance(getattr(self, name), bool):
+                object.__setattr__(self, name, 1)
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:

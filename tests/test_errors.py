@@ -38,7 +38,7 @@ EXAMPLES = [
     StrategyUnavailableError("native cannot run", [{"code": "needs_keyword", "message": "x"}, {"code": "needs_gpu"}]),
     ExpertParallelismError("native cannot run", [{"code": "expert_parallelism"}]),
     BackendUnavailableError("no GPU"),
-    DependencyMissingError("torch", "loading weights", "torch"),
+    DependencyMissingError("torch", "loading weights"),
     RecordedDataError("flashinfer.json: broken"),
 ]
 
@@ -83,8 +83,8 @@ def test_messages_name_subject_expected_actual_and_way_out() -> None:
     assert str(UnknownNameError("backend", "trtlm", ["trtllm", "torch"])) == (
         "backend: expected one of trtllm, torch, got 'trtlm'. Did you mean 'trtllm'?"
     )
-    assert str(DependencyMissingError("torch", "Loading weights", "torch")) == (
-        "Loading weights needs torch, which is not installed. Run: pip install 'flashinfer-compat[torch]'"
+    assert str(DependencyMissingError("torch", "Loading weights")) == (
+        "Loading weights needs torch, which is not installed. Run: pip install torch"
     )
 
 
@@ -93,7 +93,7 @@ def test_errors_are_what_callers_would_catch() -> None:
     assert issubclass(UnknownReleaseError, UnknownNameError)
     assert issubclass(DependencyMissingError, ImportError)
     assert issubclass(ExpertParallelismError, NotImplementedError)
-    assert DependencyMissingError("torch", "x", "torch").name == "torch"
+    assert DependencyMissingError("torch", "x").name == "torch"
     error = StrategyUnavailableError("x", iter([{"code": "a"}, {"code": "b"}]))
     assert error.codes == error.codes == ("a", "b")
     assert StrategyUnavailableError("x").codes == ()

@@ -23,8 +23,9 @@ LAYERS = (
     ("weights",),
     ("backends",),
     ("machine",),
+    ("ops",),
     ("moe",),
-    ("report",),
+    ("report", "adoption"),
     ("doctor",),
     ("cli", "__main__"),
 )
@@ -65,6 +66,7 @@ EXTRAS = {
     "weights": {"torch", "safetensors"},
     "backends": {"torch"},
     "moe": {"torch"},
+    "ops": {"torch"},
     "inputs": {"torch"},
     "cli": {"rich", "torch", "safetensors"},
 }

@@ -44,7 +44,7 @@ def problem(**changes: Any) -> Problem:
         ({"top_k": 0}, "top_k"),
         ({"top_k": 9}, "top_k"),
         ({"top_k": None}, "top_k"),
-        ({"n_group": 0}, "n_group"),
+        ({"n_group": -1}, "n_group"),
         ({"n_group": 2, "routing_method": "renormalize"}, "n_group"),
         ({"n_group": 3}, "n_group"),
         ({"topk_group": 2}, "topk_group"),
@@ -200,3 +200,9 @@ def test_the_reachable_experts_are_the_limit_of_top_k() -> None:
     assert problem(n_group=4, topk_group=2, top_k=4).top_k == 4
     with pytest.raises(ArgumentError, match="at most the 4 experts"):
         problem(n_group=4, topk_group=2, top_k=5)
+
+
+@pytest.mark.parametrize("written", [0, None, 1])
+def test_no_groups_can_be_written_in_three_ways(written: int | None) -> None:
+    problem = Problem(256, 128, 16, 4, n_group=written, topk_group=written)  # type: ignore[arg-type]
+    assert (problem.n_group, problem.topk_group, problem.is_grouped) == (1, 1, False)

@@ -26,6 +26,8 @@ class PreparedLayer:
     """Where the weights are, and hidden states must be."""
     state: Any
     """What the backend keeps; only it looks inside."""
+    number: int = -1
+    """Its number for the torch operator, which `prepare` gives."""
 
 
 class BackendModule(Protocol):

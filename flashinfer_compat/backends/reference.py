@@ -13,13 +13,14 @@ import torch
 from torch.nn import functional
 
 from flashinfer_compat.backends.base import PreparedLayer
+from flashinfer_compat.backends.routing import topk_from_logits
 from flashinfer_compat.errors import TensorError
 from flashinfer_compat.inputs import LogitsRouting, PackedTopKRouting, Routing
 from flashinfer_compat.numerics.nvfp4 import Nvfp4Tensor, dequantize_nvfp4, quantize_nvfp4
-from flashinfer_compat.numerics.routing import TopK, append_shared_experts, route, unpack_topk
+from flashinfer_compat.numerics.routing import TopK, append_shared_experts, unpack_topk
 from flashinfer_compat.planning.decision import Plan
 from flashinfer_compat.problem import Problem
-from flashinfer_compat.vocabulary import Activation, Numerics, RoutedScaling
+from flashinfer_compat.vocabulary import Activation, Numerics
 from flashinfer_compat.weights.shared import append_shared, common_input_scale, split_shared
 from flashinfer_compat.weights.values import DenseExperts, MoELayerWeights, Nvfp4Experts
 
@@ -78,17 +79,7 @@ def run(hidden_states: torch.Tensor, layer: PreparedLayer, routing: Routing) -> 
 def _top_k(problem: Problem, routing: Routing) -> TopK:
     if isinstance(routing, LogitsRouting):
         _require_finite(routing.logits, "logits")
-        scaled_here = problem.routed_scaling is RoutedScaling.ROUTING_WEIGHTS
-        return route(
-            routing.logits,
-            routing.bias,
-            method=problem.routing_method,
-            top_k=problem.top_k,
-            n_group=problem.n_group,
-            topk_group=problem.topk_group,
-            routed_scaling_factor=problem.routed_scaling_factor if scaled_here else 1.0,
-            norm_topk_prob=problem.norm_topk_prob,
-        )
+        return topk_from_logits(problem, routing)
     if isinstance(routing, PackedTopKRouting):
         ids, weights = unpack_topk(routing.packed)
     else:

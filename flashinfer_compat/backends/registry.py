@@ -12,6 +12,7 @@ from flashinfer_compat.vocabulary import Backend
 __all__ = ["MODULES", "backend_module"]
 
 MODULES: dict[Backend, str] = {
+    Backend.TRTLLM: "flashinfer_compat.backends.trtllm.backend",
     Backend.TORCH: "flashinfer_compat.backends.reference",
 }
 """By backend: the module that offers `BackendModule`'s functions."""

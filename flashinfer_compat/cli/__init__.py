@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from flashinfer_compat import __version__
+from flashinfer_compat.cli.console import readers_may_leave
 from flashinfer_compat.errors import FlashInferCompatError, StrategyUnavailableError
 
 __all__ = ["COMMANDS", "main"]
@@ -20,22 +21,30 @@ COMMANDS = ("doctor", "plan", "run_layer")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser(as_json="--json" in given).parse_args(given)
     try:
-        code: int = options.run(options)
-        sys.stdout.flush()
+        with readers_may_leave():
+            code: int = options.run(options)
     except FlashInferCompatError as error:
         _report(error, as_json=options.json)
         return 1 if isinstance(error, StrategyUnavailableError) else 2
-    except BrokenPipeError:
-        # The reader of a pipe has gone; Python must not complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        print(f"error: output: {error}", file=sys.stderr)
+        return 2
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class _JsonParser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments as JSON."""
+
+    def error(self, message: str) -> NoReturn:
+        print(json.dumps({"error": {"type": "UsageError", "message": message}}, indent=2))
+        super().error(message)
+
+
+def _parser(*, as_json: bool) -> argparse.ArgumentParser:
+    parser = (_JsonParser if as_json else argparse.ArgumentParser)(
         prog="python -m flashinfer_compat", description="NVFP4 mixture-of-experts over every FlashInfer release."
     )
     parser.add_argument("--version", action="version", version=f"flashinfer-compat {__version__}")

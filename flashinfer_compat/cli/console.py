@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
 
-__all__ = ["columns", "heading", "paragraph", "styled"]
+__all__ = ["columns", "heading", "paragraph", "readers_may_leave", "styled"]
 
 _STYLES = {
     "error": "bold red",
@@ -20,6 +22,50 @@ _STYLES = {
     "verified": "bold green",
     "heading": "bold",
 }
+
+
+@contextlib.contextmanager
+def readers_may_leave() -> Iterator[None]:
+    """Go on to the command's own exit code when the reader of a pipe has gone, as `head` does."""
+    stdout = sys.stdout
+    if stdout is None:
+        # Closed by the caller.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+        yield
+        return
+    sys.stdout = _Patient(stdout)
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        sys.stdout = stdout
+
+
+class _Patient:
+    """A stream that swallows what nobody reads any more."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._pipe():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._pipe():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _pipe(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            # Python flushes once more at exit and must not complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def styled(text: str, style: str) -> str:

@@ -68,7 +68,15 @@ def _environment_lines(environment: Environment) -> list[str]:
     if environment.python.value:
         lines.append(f"Python {environment.python.value.version} on {environment.python.value.machine}")
     found = environment.distributions.value.found if environment.distributions.value else ()
-    lines.extend(f"{one.name} {one.version} in {one.location} (files: {one.files.state.value})" for one in found)
+    lines.extend(
+        f"{one.name} {one.version} in {one.location} (files: {one.files.state.value.replace('_', ' ')})"
+        for one in found
+    )
+    lines.extend(
+        f"import {one.name} loads {one.location}"
+        for one in environment.packages.value or ()
+        if one.owner is None and one.origin is not None
+    )
     torch = environment.torch.value
     if torch:
         lines.append(f"torch built for CUDA {torch.cuda}" if torch.cuda else "torch built without CUDA")

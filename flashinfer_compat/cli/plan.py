@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         layer.add_argument(f"--{name}", type=int, metavar="N", default=value, help=f"default: {value}")
     layer.add_argument("--n-group", type=int, metavar="N", help="default: 8 for DeepSeek-R1's routing, otherwise 1")
     layer.add_argument("--topk-group", type=int, metavar="N", help="default: 4 for DeepSeek-R1's routing, otherwise 1")
-    layer.add_argument("--routed-scaling-factor", type=float, default=_R1.routed_scaling_factor, metavar="F")
+    layer.add_argument(
+        "--routed-scaling-factor", type=float, metavar="F", help="default: 2.5 with deepseek_v3 routing, otherwise 1.0"
+    )
     layer.add_argument("--no-norm-topk-prob", action="store_true", help="top-k weights are not renormalised")
     for name, kind, default in (
         ("routing", RoutingMethod, RoutingMethod.DEEPSEEK_V3.value),
@@ -61,9 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         names = ", ".join(member.value for member in kind)
         layer.add_argument(f"--{name}", metavar="NAME", help=f"{names} (default: {default})")
     choice = parser.add_argument_group("choice")
+    evidence = [one.value for one in Evidence]
     choice.add_argument("--strategy", default=AUTO, metavar="NAME", help=_names(Strategy))
     choice.add_argument("--backend", default=AUTO, metavar="NAME", help=_names(Backend))
-    choice.add_argument("--require", metavar="STATUS", help="least evidence to accept: present, eligible, verified")
+    choice.add_argument("--require", metavar="STATUS", help=f"least evidence to accept: {', '.join(evidence)}")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -106,6 +109,11 @@ def _target(options: argparse.Namespace) -> Target:
 def _problem(options: argparse.Namespace) -> Problem:
     method = parse(RoutingMethod, options.routing or RoutingMethod.DEEPSEEK_V3, "--routing")
     like_r1 = method is RoutingMethod.DEEPSEEK_V3 and options.num_experts == _R1.num_experts
+    n_group = options.n_group if options.n_group is not None else _R1.n_group if like_r1 else 1
+    topk_group = options.topk_group
+    if topk_group is None:
+        topk_group = _R1.topk_group if like_r1 and n_group == _R1.n_group else 1
+    factor = _R1.routed_scaling_factor if method is RoutingMethod.DEEPSEEK_V3 else 1.0
     default_format = SharedExpertFormat.NVFP4 if options.shared_experts else SharedExpertFormat.NONE
     placement = options.shared_placement
     return Problem(
@@ -117,9 +125,9 @@ def _problem(options: argparse.Namespace) -> Problem:
         shared_format=parse(SharedExpertFormat, options.shared_format or default_format, "--shared-format"),
         routing_method=method,
         routing_input=parse(RoutingInput, options.input or RoutingInput.LOGITS, "--input"),
-        n_group=options.n_group if options.n_group is not None else _R1.n_group if like_r1 else 1,
-        topk_group=options.topk_group if options.topk_group is not None else _R1.topk_group if like_r1 else 1,
-        routed_scaling_factor=options.routed_scaling_factor,
+        n_group=n_group,
+        topk_group=topk_group,
+        routed_scaling_factor=factor if options.routed_scaling_factor is None else options.routed_scaling_factor,
         norm_topk_prob=not options.no_norm_topk_prob,
         routed_scaling=parse(RoutedScaling, options.routed_scaling or _R1.routed_scaling, "--routed-scaling"),
         activation=parse(Activation, options.activation or _R1.activation, "--activation"),

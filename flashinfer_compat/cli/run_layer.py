@@ -1,5 +1,7 @@
 """Run one MoE layer of a ModelOpt NVFP4 checkpoint and compare with a recorded output.
 
+Exit code: 0 done, 1 when the asked-for strategy is refused or the error is above --tolerance, 2 bad input.
+
 FILE holds hidden_states [T, hidden_size], and may hold topk_ids and topk_weights [T, top_k] (otherwise the layer's own
 router chooses) and output_w4a4 or output_w4a16 [T, hidden_size] to compare with.
 """
@@ -14,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashinfer_compat.cli.console import paragraph
-from flashinfer_compat.errors import CheckpointError, DependencyMissingError
+from flashinfer_compat.errors import ArgumentError, CheckpointError, DependencyMissingError
 from flashinfer_compat.machine import this_machine
 from flashinfer_compat.planning.plan import AUTO, plan
-from flashinfer_compat.vocabulary import Backend, Numerics, Strategy, parse
+from flashinfer_compat.vocabulary import Backend, Numerics, RoutingInput, Strategy, parse
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default=AUTO, metavar="NAME", help=f"{names} (default: {AUTO})")
     names = ", ".join(one.value for one in Numerics)
     parser.add_argument("--numerics", default=Numerics.W4A4.value, metavar="NAME", help=f"{names} (default: w4a4)")
+    parser.add_argument("--tolerance", type=float, metavar="E", help="largest relative error for exit code 0")
     parser.add_argument("--device", default="cpu", help="torch device (default: cpu)")
 
 
@@ -49,13 +52,17 @@ def run(options: argparse.Namespace) -> int:
     """Load, plan, compute, compare, print."""
     numerics = parse(Numerics, options.numerics, "--numerics")
     strategy = options.strategy if options.strategy == AUTO else parse(Strategy, options.strategy, "--strategy")
+    if options.output is not None and (options.output.is_dir() or not options.output.absolute().parent.is_dir()):
+        raise CheckpointError(str(options.output), "a file name in an existing folder", "none", "Create the folder.")
     tensors = _read(options.input)
     # Importing torch takes seconds; what can be refused without it has been by now.
     from flashinfer_compat.moe import fp4_moe, prepare
     from flashinfer_compat.weights.checkpoint import load_moe_layer
 
     weights = load_moe_layer(options.checkpoint, options.layer, device=options.device)
-    hidden_states = tensors["hidden_states"].to(options.device)
+    hidden_states = tensors["hidden_states"].to(weights.routed.down_weight.device)
+    if hidden_states.is_meta:
+        raise ArgumentError("--device", "a device that computes", "'meta'")
     routing = _routing(options.input, tensors, hidden_states, weights, strategy)
     target = this_machine()
     if options.device == "cpu":
@@ -90,7 +97,8 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(result, indent=2))
     else:
         _print(result, options)
-    return 0
+    error = result["relative_error"]
+    return int(options.tolerance is not None and error is not None and error > options.tolerance)
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
@@ -99,7 +107,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         from safetensors.torch import load_file
     except ImportError as error:
         library = "torch" if "torch" in str(error) else "safetensors"
-        raise DependencyMissingError(library, "run-layer", "torch,checkpoint") from error
+        raise DependencyMissingError(library, "run-layer") from error
     try:
         tensors: dict[str, torch.Tensor] = load_file(path)
     except FileNotFoundError:
@@ -122,10 +130,10 @@ def _routing(
     strategy: Strategy | str,
 ) -> Routing:
     """The file's top-k; without one, or for the strategy that routes itself, what the layer's router says."""
+    from flashinfer_compat.backends.routing import topk_from_logits
     from flashinfer_compat.errors import TensorError
     from flashinfer_compat.inputs import TopKRouting
     from flashinfer_compat.moe import route_logits
-    from flashinfer_compat.numerics.routing import route
 
     if hidden_states.ndim != 2 or hidden_states.shape[1] != weights.config.hidden_size:
         raise TensorError(
@@ -139,17 +147,7 @@ def _routing(
     logits = route_logits(hidden_states, weights.router)
     if strategy is not Strategy.EXPANDED:
         return logits
-    config = weights.config
-    chosen = route(
-        logits.logits,
-        logits.bias,
-        method=config.routing_method,
-        top_k=config.top_k,
-        n_group=config.n_group,
-        topk_group=config.topk_group,
-        routed_scaling_factor=config.routed_scaling_factor,
-        norm_topk_prob=config.norm_topk_prob,
-    )
+    chosen = topk_from_logits(weights.problem(RoutingInput.LOGITS), logits)
     return TopKRouting(chosen.ids, chosen.weights)
 
 
@@ -157,19 +155,22 @@ def _relative_error(path: Path, name: str, output: torch.Tensor, recorded: torch
     """Frobenius norm of the difference over that of the recorded output."""
     if recorded.shape != output.shape:
         raise CheckpointError(f"{path}: {name}", f"shape {list(output.shape)}", f"shape {list(recorded.shape)}")
+    if not bool(recorded.isfinite().all()):
+        raise CheckpointError(f"{path}: {name}", "finite values", "NaN or infinity")
     norm = float(recorded.double().norm())
     difference = float((output.double() - recorded.double()).norm())
     return difference / norm if norm else difference
 
 
 def _write(path: Path, output: torch.Tensor) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     temporary = path.with_name(path.name + ".tmp")
     try:
         save_file({"output": output.contiguous()}, temporary)
         temporary.replace(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise CheckpointError(str(path), "a place to write the output", str(error)) from error
 

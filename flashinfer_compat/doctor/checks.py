@@ -10,13 +10,16 @@ from flashinfer_compat.features.known_issues import Effect
 from flashinfer_compat.reasons import ReasonCode
 from flashinfer_compat.report import Capabilities
 from flashinfer_compat.signatures.recorded import releases
+from flashinfer_compat.versions import parse_version
 from flashinfer_compat.vocabulary import Backend
 
 __all__ = ["CHECKS", "Check"]
 
 Check = Callable[[Environment, Capabilities], Iterator[Finding]]
 
-_INSTALL = "pip install 'flashinfer-compat[flashinfer]'"
+_DISTRIBUTIONS = {"flashinfer": "flashinfer-python"}
+"""Of packages that are named unlike their distribution."""
+_INSTALL = "pip install flashinfer-python"
 
 
 def flashinfer_missing(environment: Environment, report: Capabilities) -> Iterator[Finding]:
@@ -38,10 +41,59 @@ def torch_missing(environment: Environment, report: Capabilities) -> Iterator[Fi
         yield Finding("torch-missing", Severity.ERROR, f"fp4_moe needs torch: {why}.", "pip install torch")
 
 
+def package_missing(environment: Environment, report: Capabilities) -> Iterator[Finding]:
+    """Metadata of an install whose package is gone."""
+    for name, package in (("flashinfer-python", "flashinfer"), ("torch", "torch")):
+        copies = environment.copies(name)
+        if copies and environment.packages.value is not None and environment.package(package) is None:
+            version = f"=={copies[0].version}" if copies[0].version else ""
+            yield Finding(
+                "package-missing",
+                Severity.ERROR,
+                f"{name} {copies[0].version or 'of unknown version'} has metadata in {copies[0].location}, but no "
+                f"package {package} can be imported.",
+                f"pip install --force-reinstall --no-deps {name}{version}",
+            )
+
+
+def package_unreadable(environment: Environment, report: Capabilities) -> Iterator[Finding]:
+    """A FlashInfer whose source is no Python."""
+    package, flashinfer = environment.package("flashinfer"), report.target.flashinfer
+    if package is not None and flashinfer is not None and flashinfer.symbols.problems:
+        name, reason = next(iter(flashinfer.symbols.problems.items()))
+        count = len(flashinfer.symbols.problems)
+        yield Finding(
+            "package-unreadable",
+            Severity.ERROR,
+            f"{count} entry points of {package.location} cannot be read, {name} among them: {reason}.",
+            "pip install --force-reinstall --no-deps flashinfer-python"
+            if package.owner
+            else f"Remove {package.location}, or take its parent off the path.",
+        )
+
+
+def version_conflict(environment: Environment, report: Capabilities) -> Iterator[Finding]:
+    """Metadata of one release beside the code of another."""
+    package = environment.package("flashinfer")
+    if package is None or package.version_from_source is None:
+        return
+    own = parse_version(package.version_from_source)
+    for copy in environment.copies("flashinfer-python"):
+        told = parse_version(copy.version or "")
+        if own is not None and told is not None and own != told:
+            yield Finding(
+                "version-conflict",
+                Severity.ERROR,
+                f"The code in {package.location} is FlashInfer {own}; the metadata in {copy.location} says {told}. "
+                "The code's own version is believed.",
+                f"pip uninstall -y flashinfer-python && pip install flashinfer-python=={own}",
+            )
+
+
 def release_unknown(environment: Environment, report: Capabilities) -> Iterator[Finding]:
     """A FlashInfer whose rules nobody has read."""
     flashinfer = report.target.flashinfer
-    if flashinfer is not None and flashinfer.behaviour is None:
+    if flashinfer is not None and flashinfer.behaviour is None and not flashinfer.symbols.problems:
         yield Finding(
             "release-unknown",
             Severity.WARNING,
@@ -53,12 +105,14 @@ def release_unknown(environment: Environment, report: Capabilities) -> Iterator[
 def package_shadowed(environment: Environment, report: Capabilities) -> Iterator[Finding]:
     """Another folder is imported than the one that was installed."""
     for package in environment.packages.value or ():
-        if package.shadowed:
+        copies = environment.copies(_DISTRIBUTIONS.get(package.name, package.name.replace("_", "-")))
+        # Without a record nobody knows which files an install put there.
+        if package.shadowed and copies and copies[0].files.state is not RecordState.NO_RECORD:
             yield Finding(
                 "package-shadowed",
                 Severity.ERROR,
                 f"import {package.name} loads {package.location}, which is not what the installed distribution "
-                f"{package.name} put there.",
+                f"{copies[0].name} put there.",
                 "Remove that folder, or take its parent off PYTHONPATH.",
             )
 
@@ -70,11 +124,13 @@ def installed_twice(environment: Environment, report: Capabilities) -> Iterator[
         copies = environment.copies(name)
         if len(copies) > 1:
             places = ", ".join(f"{copy.version} in {copy.location}" for copy in copies)
+            package = environment.package("flashinfer") if name == "flashinfer-python" else None
+            keep = (package and package.version_from_source) or copies[0].version
             yield Finding(
                 "installed-twice",
                 Severity.WARNING,
                 f"{name} is installed {len(copies)} times: {places}. The first one counts.",
-                f"pip uninstall {name} && pip install {name}=={copies[0].version}",
+                f"pip uninstall -y {name} && pip uninstall -y {name} && pip install {name}=={keep}",
             )
 
 
@@ -147,6 +203,9 @@ def unreadable(environment: Environment, report: Capabilities) -> Iterator[Findi
 CHECKS: tuple[Check, ...] = (
     flashinfer_missing,
     torch_missing,
+    package_missing,
+    package_unreadable,
+    version_conflict,
     release_unknown,
     package_shadowed,
     installed_twice,

@@ -154,12 +154,12 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         id="routed-batch-dependent",
-        title="FP4 routed output was reported to depend on the batch size at 8 tokens on SM100; the fix is not known",
-        releases="==0.6.8.post1",
+        title="FP4 routed output depends on the batch size at 8 tokens (seen in 0.6.8.post1; no fix is known)",
+        releases=">=0.6.8.post1",
         effect=Effect.TOLD,
         source=f"{_REPOSITORY}/issues/3559",
         entry_points=frozenset({"trtllm_fp4_block_scale_routed_moe"}),
-        way_out="Use another release.",
+        way_out="Compare small batches with a padded one.",
     ),
     KnownIssue(
         id="bf16-logits-read-as-float32",

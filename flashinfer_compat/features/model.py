@@ -72,7 +72,8 @@ def evaluate(feature: Feature, target: Target, issues: Iterable[KnownIssue]) -> 
 
 
 def _absence(feature: Feature, flashinfer: FlashInfer) -> Reason | None:
-    since = f"FlashInfer has it since {feature.since}." if feature.since else ""
+    newer = feature.since and not (flashinfer.behaviour and at_least(flashinfer.behaviour, feature.since))
+    since = f"FlashInfer has it since {feature.since}." if newer else ""
     name, table, version = feature.entry_point, flashinfer.symbols, flashinfer.version
     if name in table.problems:
         return Reason(

@@ -39,12 +39,12 @@ class Target:
     architecture: str | None
     """Such as sm100; None where there is no GPU."""
     torch_version: str | None
-    """None where torch is not installed."""
+    """None where torch is not installed; "any" where it is taken to be."""
     libraries: Mapping[str, str] = field(default_factory=dict)
     """Versions of other distributions by name (cuda-tile, nvidia-cuda-tileiras, ...)."""
 
     @staticmethod
-    def from_release(version: str, architecture: str | None, torch_version: str | None = "2.13.0") -> Target:
+    def from_release(version: str, architecture: str | None, torch_version: str | None = "any") -> Target:
         """A machine with a recorded release, on which everything that release requires is installed.
 
         Raises:

@@ -9,7 +9,7 @@ from flashinfer_compat.problem import Problem
 from flashinfer_compat.reasons import Reason
 from flashinfer_compat.vocabulary import Backend, Evidence, RoutingMethod, Strategy
 
-__all__ = ["KernelCall", "Plan", "Rejection"]
+__all__ = ["DenseCall", "KernelCall", "Plan", "Rejection"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,22 @@ class KernelCall:
     """Whether router logits are turned into top-k before the call, because the entry point cannot."""
     topk_format: str
     """`packed`, `tuple`, or empty where the entry point takes logits."""
+    logits_dtype: str
+    """What the kernel reads router logits as; it accepts more than it understands before 0.6.8."""
+    bias_dtype: str
+    """What the kernel reads the router's bias as."""
+    flat_scale: bool
+    """Whether block scales of activations must be one-dimensional."""
+
+
+@dataclass(frozen=True)
+class DenseCall:
+    """The FP4 GEMM that a split plan runs an NVFP4 shared expert with."""
+
+    backend: str
+    """`mm_fp4`'s."""
+    passed_over: tuple[str, ...]
+    """Backends that would have been preferred, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +84,8 @@ class Plan:
     status: Evidence
     call: KernelCall | None
     """None where no FlashInfer kernel is called."""
+    dense: DenseCall | None
+    """None where there is no NVFP4 shared expert beside a FlashInfer kernel."""
     rejected: tuple[Rejection, ...]
     notes: tuple[str, ...]
     """What the caller should know: padding, known issues, routing done outside the kernel."""
@@ -82,6 +100,7 @@ class Plan:
             "backend": self.backend.value,
             "status": self.status.value,
             "call": call,
+            "dense": self.dense and {"backend": self.dense.backend, "passed_over": list(self.dense.passed_over)},
             "notes": list(self.notes),
             "rejected": [rejection.to_dict() for rejection in self.rejected],
             "problem": self.problem.to_dict(),

@@ -186,7 +186,9 @@ def violations(limits: Limits, sizes: Sizes, kernel: str) -> Iterator[Reason]:
         yield Reason(ReasonCode.NUM_EXPERTS, message)
     most = min(limits.max_top_k, experts - 1 if limits.top_k_below else experts)
     if not limits.min_top_k <= top_k <= most:
-        wanted = f"{limits.min_top_k} to {most}" if limits.min_top_k > 1 else f"at most {most}"
+        wanted = f"at most {most}" if limits.min_top_k == 1 else f"{limits.min_top_k} to {most}"
+        if limits.min_top_k == most:
+            wanted = str(most)
         yield Reason(ReasonCode.TOP_K, f"{kernel} takes top_k {wanted} with {experts} experts, got {top_k}.")
     if limits.top_k_8_above is not None and experts > limits.top_k_8_above and top_k != 8:
         yield Reason(

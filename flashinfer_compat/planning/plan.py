@@ -81,7 +81,9 @@ def plan(
     if chosen is None:
         raise _unavailable(rejected, wanted_strategy, wanted_backend, target)
     found_backend, found_strategy, found = chosen
-    return Plan(problem, found_strategy, found_backend, found.status, found.call, tuple(rejected), found.notes)
+    return Plan(
+        problem, found_strategy, found_backend, found.status, found.call, found.dense, tuple(rejected), found.notes
+    )
 
 
 def assess(
@@ -94,14 +96,14 @@ def assess(
     needed = least or (Evidence.ELIGIBLE if strategy.is_fused else Evidence.PRESENT)
     if not reasons and given.status.rank < needed.rank:
         message = f"{needed.value} was required; this is {given.status.value}."
-        reasons = (Reason(ReasonCode.EVIDENCE, message, "Require less, or run a self-check."),)
+        reasons = (Reason(ReasonCode.EVIDENCE, message, "Require less."),)
     return Answer(reasons) if reasons else given
 
 
 def _torch_answer(target: Target) -> Answer:
     if target.torch_version is None:
         return Answer((Reason(ReasonCode.TORCH_MISSING, "torch is not installed.", "Run: pip install torch"),))
-    return Answer((), None, Evidence.ELIGIBLE, ("The torch backend is a reference: right, not fast.",))
+    return Answer(status=Evidence.ELIGIBLE, notes=("The torch backend is a reference: right, not fast.",))
 
 
 def _asked_for(

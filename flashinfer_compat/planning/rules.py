@@ -87,7 +87,11 @@ PROBLEM_RULES: tuple[Rule, ...] = (
         ReasonCode.ROUTED_SCALING,
         _ALL,
         _BACKENDS,
-        lambda problem: problem.routed_scaling is RoutedScaling.ROUTING_WEIGHTS or problem.num_shared_experts == 0,
+        lambda problem: (
+            problem.routed_scaling is RoutedScaling.ROUTING_WEIGHTS
+            or problem.num_shared_experts == 0
+            or problem.routed_scaling_factor == 1.0
+        ),
         "The caller scales the whole output by routed_scaling_factor; that would scale the shared expert too.",
         "Let the factor enter through the routing weights (routed_scaling='routing_weights').",
     ),
@@ -142,8 +146,9 @@ PROBLEM_RULES: tuple[Rule, ...] = (
         ReasonCode.HIDDEN_SIZE,
         _ALL,
         frozenset({Backend.TRTLLM}),
-        lambda problem: problem.hidden_size % 128 == 0,
-        "The kernel's weight layout needs hidden_size in multiples of 128, got {hidden_size}.",
+        lambda problem: problem.hidden_size % 256 == 0,
+        # FlashInfer 0.7.4, fused_moe/core.py: multiples of 128 alone give wrong numbers in NVFP4.
+        "The kernel needs hidden_size in multiples of 256, got {hidden_size}.",
     ),
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packaging.version import Version
 
@@ -11,7 +11,7 @@ from flashinfer_compat.features.known_issues import KNOWN_ISSUES, Effect
 from flashinfer_compat.features.model import FeatureState
 from flashinfer_compat.features.table import FEATURES, feature_states
 from flashinfer_compat.features.target import FlashInfer, Target
-from flashinfer_compat.planning.decision import KernelCall
+from flashinfer_compat.planning.decision import DenseCall, KernelCall
 from flashinfer_compat.planning.limits import (
     DEEPSEEK_V3_GROUPED,
     DEEPSEEK_V3_UNGROUPED,
@@ -25,6 +25,7 @@ from flashinfer_compat.planning.limits import (
 )
 from flashinfer_compat.problem import Problem
 from flashinfer_compat.reasons import Reason, ReasonCode
+from flashinfer_compat.versions import at_least, parse_version
 from flashinfer_compat.vocabulary import (
     Activation,
     Evidence,
@@ -40,7 +41,8 @@ __all__ = ["Answer", "answer"]
 LOGITS_ENTRY = "trtllm_fp4_block_scale_moe"
 ROUTED_ENTRY = "trtllm_fp4_block_scale_routed_moe"
 _FEATURES = {row.name: row for row in FEATURES}
-_DENSE = tuple(row for row in FEATURES if row.entry_point == "mm_fp4")
+_DENSE_BACKENDS = ("cutlass", "cudnn", "cute-dsl")
+"""`mm_fp4` backends in order of preference; cutlass needs no other library, and trtllm another weight layout."""
 _INTERMEDIATE_MULTIPLE = 64
 """2 * intermediate_size rows are shuffled in tiles of 128."""
 
@@ -54,12 +56,20 @@ class Answer:
 
     reasons: tuple[Reason, ...] = ()
     call: KernelCall | None = None
+    dense: DenseCall | None = None
     status: Evidence = Evidence.ABSENT
     notes: tuple[str, ...] = ()
 
 
 def answer(problem: Problem, target: Target, strategy: Strategy) -> Answer:
     """How `strategy` calls FlashInfer on `target`; the problem's own rules are not looked at here."""
+    given = _moe_answer(problem, target, strategy)
+    if given.call is None or not _needs_dense_nvfp4(problem, strategy):
+        return given
+    return replace(given, dense=_dense(target)[0])
+
+
+def _moe_answer(problem: Problem, target: Target, strategy: Strategy) -> Answer:
     reasons = tuple(dict.fromkeys(_install_reasons(problem, target, strategy)))
     flashinfer = target.flashinfer
     if reasons or flashinfer is None:
@@ -76,7 +86,7 @@ def answer(problem: Problem, target: Target, strategy: Strategy) -> Answer:
     routed = _with_issues(_routed(problem, flashinfer, strategy), problem, flashinfer, strategy)
     if routed.reasons:
         return Answer(tuple(dict.fromkeys((*from_logits.reasons, *routed.reasons))))
-    return Answer((), routed.call, routed.status, (*_why_outside(from_logits.reasons), *routed.notes))
+    return replace(routed, notes=(*_why_outside(from_logits.reasons), *routed.notes))
 
 
 def _install_reasons(problem: Problem, target: Target, strategy: Strategy) -> Iterator[Reason]:
@@ -89,10 +99,21 @@ def _install_reasons(problem: Problem, target: Target, strategy: Strategy) -> It
         if target.flashinfer is None or target.architecture is None:
             return
     if _needs_dense_nvfp4(problem, strategy):
-        dense = feature_states(target, _DENSE)
-        obstacles = [_obstacles(state) for state in dense.values()]
-        if all(obstacles):
-            yield obstacles[0][0]
+        dense, passed_over = _dense(target)
+        if dense is None:
+            yield passed_over[0]
+
+
+def _dense(target: Target) -> tuple[DenseCall | None, list[Reason]]:
+    """The preferred `mm_fp4` backend that works on `target`, and why each before it does not."""
+    passed_over: list[Reason] = []
+    for backend in _DENSE_BACKENDS:
+        row = _FEATURES["mm_fp4_" + backend.replace("-", "_")]
+        obstacles = _obstacles(feature_states(target, [row])[row.name])
+        if not obstacles:
+            return DenseCall(backend, tuple(str(reason) for reason in passed_over)), passed_over
+        passed_over.append(obstacles[0])
+    return None, passed_over
 
 
 def _obstacles(state: FeatureState) -> list[Reason]:
@@ -124,9 +145,9 @@ def _answer_by_presence(problem: Problem, flashinfer: FlashInfer, strategy: Stra
     reasons = tuple(reason for reason in missing if reason is not None)
     if reasons:
         return Answer((*ignored, *reasons))
-    call = _call(problem, strategy, entry, problem.num_experts, _topk_format(flashinfer, entry), bool(ignored))
+    call = _call(problem, strategy, entry, problem.num_experts, flashinfer, bool(ignored))
     notes = (f"The rules of this release are not known: {flashinfer.behaviour_source}.", *_why_outside(ignored))
-    return Answer((), call, Evidence.PRESENT, notes)
+    return Answer(call=call, status=Evidence.PRESENT, notes=notes)
 
 
 def _why_outside(reasons: tuple[Reason, ...]) -> Iterator[str]:
@@ -152,16 +173,16 @@ def _native(problem: Problem, flashinfer: FlashInfer) -> Answer:
         reasons.append(Reason(ReasonCode.NUM_EXPERTS, message, "Use split."))
     if reasons:
         return Answer(tuple(reasons))
-    call = _call(problem, Strategy.NATIVE, LOGITS_ENTRY, problem.num_experts, "", False)
-    return Answer((), call, Evidence.ELIGIBLE)
+    call = _call(problem, Strategy.NATIVE, LOGITS_ENTRY, problem.num_experts, flashinfer, False)
+    return Answer(call=call, status=Evidence.ELIGIBLE)
 
 
 def _logits(problem: Problem, flashinfer: FlashInfer) -> Answer:
     reasons = tuple(_logits_violations(problem, flashinfer))
     if reasons:
         return Answer(reasons)
-    call = _call(problem, Strategy.SPLIT, LOGITS_ENTRY, problem.num_experts, "", False)
-    return Answer((), call, Evidence.ELIGIBLE)
+    call = _call(problem, Strategy.SPLIT, LOGITS_ENTRY, problem.num_experts, flashinfer, False)
+    return Answer(call=call, status=Evidence.ELIGIBLE)
 
 
 def _logits_violations(problem: Problem, flashinfer: FlashInfer) -> Iterator[Reason]:
@@ -219,8 +240,8 @@ def _routed(problem: Problem, flashinfer: FlashInfer, strategy: Strategy) -> Ans
     if reasons:
         return Answer(reasons)
     routed_before = problem.routing_input is RoutingInput.LOGITS
-    call = _call(problem, strategy, ROUTED_ENTRY, num_experts, _topk_format(flashinfer, ROUTED_ENTRY), routed_before)
-    return Answer((), call, Evidence.ELIGIBLE)
+    call = _call(problem, strategy, ROUTED_ENTRY, num_experts, flashinfer, routed_before)
+    return Answer(call=call, status=Evidence.ELIGIBLE)
 
 
 def _topk_format(flashinfer: FlashInfer, entry_point: str) -> str:
@@ -233,7 +254,12 @@ def _topk_format(flashinfer: FlashInfer, entry_point: str) -> str:
 
 
 def _call(
-    problem: Problem, strategy: Strategy, entry_point: str, num_experts: int, topk_format: str, routed_before: bool
+    problem: Problem,
+    strategy: Strategy,
+    entry_point: str,
+    num_experts: int,
+    flashinfer: FlashInfer,
+    routed_before: bool,
 ) -> KernelCall:
     expanded = problem.num_shared_experts if strategy is Strategy.EXPANDED else 0
     native = problem.num_shared_experts if strategy is Strategy.NATIVE else 0
@@ -254,8 +280,27 @@ def _call(
         intermediate_size=-(-problem.intermediate_size // _INTERMEDIATE_MULTIPLE) * _INTERMEDIATE_MULTIPLE,
         num_fused_shared_experts=native,
         routed_before=routed_before,
-        topk_format=topk_format,
+        topk_format=_topk_format(flashinfer, entry_point),
+        logits_dtype=_logits_dtype(problem.routing_method, flashinfer.behaviour),
+        bias_dtype=_bias_dtype(flashinfer.behaviour),
+        flat_scale=flashinfer.behaviour is not None and flashinfer.behaviour < Version("0.2.13"),
     )
+
+
+def _logits_dtype(method: RoutingMethod, version: Version | None) -> str:
+    """DeepSeekV3 reads float32 in every release; the others read bf16 before 0.6.8, and either since."""
+    reads_either = version is None or at_least(version, "0.6.8")
+    return "float32" if reads_either or method is RoutingMethod.DEEPSEEK_V3 else "bfloat16"
+
+
+def _bias_dtype(version: Version | None) -> str:
+    """float32 is understood from 0.5.0 on, but for 0.6.7, which takes it and reads bf16."""
+    understands = (
+        version is None
+        or at_least(version, "0.6.8")
+        or (at_least(version, "0.5.0") and version < Version("0.6.7.dev0"))
+    )
+    return "float32" if understands else "bfloat16"
 
 
 def _with_issues(given: Answer, problem: Problem, flashinfer: FlashInfer, strategy: Strategy) -> Answer:
@@ -263,6 +308,10 @@ def _with_issues(given: Answer, problem: Problem, flashinfer: FlashInfer, strate
     if given.call is None or flashinfer.behaviour is None:
         return given
     refused, notes = [], list(given.notes)
+    if flashinfer.behaviour != parse_version(flashinfer.version):
+        notes.append(
+            f"FlashInfer {flashinfer.version} is taken for {flashinfer.behaviour}: {flashinfer.behaviour_source}."
+        )
     for issue in KNOWN_ISSUES:
         meets = (
             given.call.entry_point in issue.entry_points
@@ -279,12 +328,16 @@ def _with_issues(given: Answer, problem: Problem, flashinfer: FlashInfer, strate
         refused.append(missing)
     if refused:
         return Answer(tuple(refused))
+    if not given.call.topk_format and given.call.logits_dtype == "bfloat16":
+        notes.append("Router logits are rounded to bf16, all this release reads; that can change the chosen experts.")
+    if problem.ep_size > 1:
+        notes.append("Expert parallelism is planned, not executed by this version.")
     if given.call.intermediate_size != problem.intermediate_size:
         notes.append(f"intermediate_size {problem.intermediate_size} is padded to {given.call.intermediate_size}.")
     if given.call.num_experts > given.call.local_num_experts * problem.ep_size:
         padding = given.call.num_experts - given.call.local_num_experts * problem.ep_size
         notes.append(f"num_experts is raised by {padding} ids that are never chosen, to a multiple the kernel takes.")
-    return Answer((), given.call, given.status, tuple(notes))
+    return replace(given, notes=tuple(notes))
 
 
 def _activation_reason(problem: Problem, flashinfer: FlashInfer) -> Reason | None:

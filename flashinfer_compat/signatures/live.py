@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from flashinfer_compat.signatures.entry_points import ENTRY_POINTS, EntryPoint
 from flashinfer_compat.signatures.model import FACTORY, OPAQUE, Parameter, Symbol, SymbolTable, literal_choices
 
-__all__ = ["differences", "is_imported", "read_live"]
+__all__ = ["differences", "is_imported", "read_live", "symbol_of"]
 
 
 def is_imported() -> bool:
@@ -62,7 +62,7 @@ def _look_up(module_name: str, module: object, name: str) -> Symbol | str | None
     try:
         # A module's own __getattr__ may import more.
         found = getattr(module, name, None)
-        return None if found is None else _symbol(name, found)
+        return None if found is None else symbol_of(name, found)
     except (Exception, SystemExit) as error:
         return f"{module_name}.{name}: {error!r}"
 
@@ -105,7 +105,12 @@ def _parameter_differences(name: str, static: Symbol, live: Symbol) -> list[str]
     ]
 
 
-def _symbol(name: str, value: object) -> Symbol:
+def symbol_of(name: str, value: object) -> Symbol:
+    """The signature of a function or class, or the members of an enumeration.
+
+    Raises:
+        TypeError, ValueError: `value` is neither, or has no signature.
+    """
     module = str(getattr(value, "__module__", ""))
     if isinstance(value, type) and issubclass(value, enum.Enum):
         members = tuple((member, item.value) for member, item in value.__members__.items())

@@ -8,6 +8,7 @@ projections gate, up and down of `experts.E` and `shared_experts`: `weight`, `we
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,6 +61,10 @@ def load_moe_layer(
         CheckpointError: a file, key or tensor is missing, damaged or not what the format asks for.
         DependencyMissingError: safetensors or torch is not installed.
     """
+    if not isinstance(layer, int) or isinstance(layer, bool):
+        raise ArgumentError("layer", "an integer", repr(layer))
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError("path", "the folder of a checkpoint", repr(path))
     directory = Path(path)
     config = read_checkpoint_config(directory)
     config.require_moe_layer(layer)
@@ -112,9 +117,13 @@ def _device(device: str) -> torch.device:
     import torch
 
     try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise ArgumentError("device", "a torch device such as 'cpu' or 'cuda:0'", repr(device)) from error
+        target = torch.device(device)
+        torch.empty(0, device=target)
+    # A CPU build answers "cuda" with an AssertionError, a missing driver with a RuntimeError.
+    except (RuntimeError, AssertionError, TypeError) as error:
+        expected = "a device that this torch can use, such as 'cpu' or 'cuda:0'"
+        raise ArgumentError("device", expected, f"{device!r} ({str(error).splitlines()[0]})") from error
+    return target
 
 
 def _layer_prefix(tensors: CheckpointTensors, layer: int) -> str:

@@ -174,9 +174,9 @@ def _import_safetensors() -> Any:
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise DependencyMissingError("torch", "Loading a checkpoint", "torch") from error
+        raise DependencyMissingError("torch", "Loading a checkpoint") from error
     try:
         from safetensors import safe_open
     except ImportError as error:
-        raise DependencyMissingError("safetensors", "Loading a checkpoint", "checkpoint") from error
+        raise DependencyMissingError("safetensors", "Loading a checkpoint") from error
     return safe_open

@@ -97,6 +97,33 @@ def test_doctor_prints_a_summary_first_and_fits_80_columns() -> None:
     assert answer["findings"] is not None
 
 
+def test_usage_errors_are_json_where_json_was_asked_for() -> None:
+    done = run("plan", "--num-experts", "many", "--json")
+    assert done.returncode == 2
+    assert "many" in json.loads(done.stdout)["error"]["message"]
+
+
+def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "flashinfer").mkdir()
+    (tmp_path / "flashinfer" / "__init__.py").write_text("def (:\n")
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "flashinfer_compat", "doctor", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, errors = process.communicate()
+    assert process.returncode == 2
+    assert errors == b""
+
+
+def test_output_that_cannot_be_written_is_an_error_of_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "flashinfer_compat", "plan", "--flashinfer", "0.7.4", "--arch", "sm100"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
 def test_plain_text_needs_no_rich(tmp_path: Path) -> None:
     (tmp_path / "rich.py").write_text("raise ImportError('rich is not installed')\n")
     done = run("plan", "--flashinfer", "0.7.4", "--arch", "sm100", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
@@ -157,6 +184,11 @@ def test_run_layer_without_topk_routes_itself_and_writes_the_output(checkpoints:
     ]
 
 
+def test_run_layer_can_be_a_check(checkpoints: Path) -> None:
+    assert layer(checkpoints, "grouped", "--tolerance", "5e-3").returncode == 0
+    assert layer(checkpoints, "grouped", "--tolerance", "1e-5").returncode == 1
+
+
 def test_run_layer_of_a_shared_expert_in_bf16_refuses_fused(checkpoints: Path) -> None:
     done = layer(checkpoints, "shared-bf16", "--strategy", "expanded")
     assert done.returncode == 1
@@ -173,6 +205,7 @@ def test_run_layer_names_what_is_wrong(checkpoints: Path, tmp_path: Path) -> Non
         "narrow": ({"hidden_states": io["hidden_states"][:, :128].contiguous()}, "hidden_states"),
         "half": ({"hidden_states": io["hidden_states"], "topk_ids": io["topk_ids"]}, "topk_weights"),
         "wide": ({**io, "topk_ids": io["topk_ids"] + 16}, "topk_ids"),
+        "nan": ({**io, "output_w4a4": io["output_w4a4"] * float("nan")}, "output_w4a4"),
         "other": ({**io, "output_w4a4": io["output_w4a4"][:5].contiguous()}, "output_w4a4"),
     }
     for name, (tensors, text) in cases.items():
@@ -189,7 +222,12 @@ def test_run_layer_names_what_is_wrong(checkpoints: Path, tmp_path: Path) -> Non
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
     (broken / "model.safetensors").unlink()
+    given = [str(folder), "--layer", "1", "--input", str(folder / "moe_io.safetensors")]
     for arguments, text in (
+        ([*given, "--device", "meta"], "--device"),
+        ([*given, "--device", "cuda:99"], "device"),
+        ([*given, "--output", str(tmp_path / "no" / "folder")], "no/folder"),
+        ([*given, "--output", str(tmp_path)], "file name"),
         ([str(folder), "--layer", "1", "--input", str(truncated)], "truncated.safetensors"),
         ([str(folder), "--layer", "1", "--input", str(tmp_path / "none")], "no such file"),
         ([str(folder), "--layer", "0", "--input", str(folder / "moe_io.safetensors")], "dense"),

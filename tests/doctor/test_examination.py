@@ -34,7 +34,7 @@ def codes(examination: Examination) -> list[str]:
 def test_a_healthy_blackwell_machine_is_clean(tmp_path: Path) -> None:
     healthy(tmp_path)
     examination = examine(tmp_path, B200)
-    assert codes(examination) == []
+    assert codes(examination) == ["known-issue-routed-batch-dependent"]
     assert examination.exit_code == 0
     assert "native on trtllm from logits (eligible)" in examination.summary
     assert "expanded on trtllm from topk (eligible)" in examination.summary
@@ -81,6 +81,26 @@ def cuda_torch_with_cutlass(site: Path) -> None:
     install(site, "nvidia-cutlass-dsl", "4.6.2")
 
 
+def metadata_only(site: Path) -> None:
+    install_torch(site)
+    install(site, "flashinfer-python", "0.7.4")
+
+
+def metadata_of_another(site: Path) -> None:
+    healthy(site)
+    (site / "flashinfer" / "_build_meta.py").write_text('__version__ = "0.7.4"\n')
+    (site / "flashinfer_python-0.7.4.dist-info").rename(site / "flashinfer_python-0.6.10.dist-info")
+    metadata = site / "flashinfer_python-0.6.10.dist-info" / "METADATA"
+    metadata.write_text("Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 0.6.10\n")
+    (site / "flashinfer_python-0.6.10.dist-info" / "RECORD").unlink()
+
+
+def no_python(site: Path) -> None:
+    install_torch(site)
+    (site / "flashinfer").mkdir()
+    (site / "flashinfer" / "__init__.py").write_text("def (:\n")
+
+
 @pytest.mark.parametrize(
     ("build", "gpu", "expected", "exit_code"),
     [
@@ -90,11 +110,14 @@ def cuda_torch_with_cutlass(site: Path) -> None:
         (lambda site: install_flashinfer(site, "0.7.4"), B200, ["torch-missing"], 2),
         (healthy, H200, ["no-fp4-moe-kernel"], 1),
         (healthy, A100, ["no-fp4-moe-kernel"], 1),
-        (lambda site: healthy(site, "0.6.8.post1"), B200, ["known-issue-routed-batch-dependent"], 0),
+        (lambda site: healthy(site, "0.6.1"), B200, ["known-issue-negative-bias-misroutes"], 0),
         (lambda site: healthy(site, "0.6.8"), B200, [], 0),
         (shadow, B200, ["package-shadowed", "release-unknown"], 2),
         (twice, B200, ["installed-twice"], 1),
         (tampered, B200, ["files-changed"], 2),
+        (metadata_only, B200, ["package-missing", "flashinfer-missing"], 2),
+        (metadata_of_another, B200, ["version-conflict"], 2),
+        (no_python, B200, ["package-unreadable"], 2),
         (newer, B200, ["release-unknown"], 1),
         (cpu_torch_with_cutlass, B200, ["import-needs-cuda"], 2),
         (cuda_torch_with_cutlass, B200, [], 0),

@@ -308,7 +308,8 @@ BORDERS: dict[str, tuple[str, str]] = {
         "0.6.7.post3 0.6.13rc1 0.6.13 0.7.4",
         "0.6.8.dev1 0.6.8rc1 0.6.8 0.6.12rc3 0.6.12 0.6.13.dev1",
     ),
-    "routed-batch-dependent": ("0.6.8 0.6.9rc1 0.6.9", "0.6.8.post1"),
+    # No fix is known.
+    "routed-batch-dependent": ("0.6.7.post3 0.6.8", "0.6.8.post1 0.6.9rc1 0.6.9 0.7.4"),
     "bf16-logits-read-as-float32": ("0.2.9 0.6.0rc1 0.6.0", "0.2.10.dev1 0.2.10 0.5.3 0.6.0.dev1"),
     "tuple-topk-float32": ("0.6.11.post3 0.6.15 0.7.4", "0.6.12.dev1 0.6.12rc1 0.6.12 0.6.14 0.6.15.dev1"),
     "linear-layout-ignored": ("0.6.7 0.7.4", "0.2.9 0.6.6 0.6.7.dev1"),

@@ -30,6 +30,9 @@ LOGITS_CALL = KernelCall(
     num_fused_shared_experts=0,
     routed_before=False,
     topk_format="",
+    logits_dtype="float32",
+    bias_dtype="float32",
+    flat_scale=False,
 )
 TOPK_CALL = replace(
     LOGITS_CALL,
@@ -72,7 +75,15 @@ EP8 = {"ep_size": 8, "shared_placement": "replicated"}
             "0.6.7",
             {"routing_input": "topk"},
             "expanded",
-            replace(TOPK_CALL, num_experts=260, local_num_experts=257, weight_rows=257, top_k=9, topk_format="packed"),
+            replace(
+                TOPK_CALL,
+                num_experts=260,
+                local_num_experts=257,
+                weight_rows=257,
+                top_k=9,
+                topk_format="packed",
+                bias_dtype="bfloat16",
+            ),
         ),
         ("0.7.4", {"routing_input": "topk"}, "split", TOPK_CALL),
         ("0.7.4", {"norm_topk_prob": False}, "split", replace(TOPK_CALL, routed_before=True)),
@@ -89,7 +100,13 @@ EP8 = {"ep_size": 8, "shared_placement": "replicated"}
             "0.5.0",
             {"n_group": 1, "topk_group": 1, "routing_method": "renormalize", "routed_scaling_factor": 1.0},
             "split",
-            replace(LOGITS_CALL, routing_method=RoutingMethod.RENORMALIZE, n_group=None, topk_group=None),
+            replace(
+                LOGITS_CALL,
+                routing_method=RoutingMethod.RENORMALIZE,
+                n_group=None,
+                topk_group=None,
+                logits_dtype="bfloat16",
+            ),
         ),
         # No n_group at all would divide by zero before 0.6.8.
         ("0.5.3", {"n_group": 1, "topk_group": 1}, "split", replace(LOGITS_CALL, n_group=1, topk_group=1)),
@@ -110,7 +127,8 @@ def test_padding_is_told() -> None:
     notes = plan(padded, Target.from_release("0.6.7", "sm100")).notes
     assert "intermediate_size 2000 is padded to 2048." in notes
     assert "num_experts is raised by 3 ids that are never chosen, to a multiple the kernel takes." in notes
-    assert plan(changed(DEEPSEEK_R1, routing_input="topk"), Target.from_release("0.7.4", "sm100")).notes == ()
+    notes = plan(changed(DEEPSEEK_R1, routing_input="topk"), Target.from_release("0.7.4", "sm100")).notes
+    assert not [note for note in notes if "is padded to" in note or "is raised by" in note]
 
 
 @pytest.mark.parametrize(
@@ -138,3 +156,38 @@ def test_top_k_is_packed_where_the_signatures_know_no_tuple() -> None:
     call = plan(changed(DEEPSEEK_R1, routing_input="topk"), Target(flashinfer, "", "sm100", "2.13.0")).call
     assert call is not None
     assert call.topk_format == "packed"
+
+
+@pytest.mark.parametrize(
+    ("release", "method", "logits", "bias", "flat"),
+    [
+        # docs/launcher-limits.md (f); 1-D block scales until 0.2.12.
+        ("0.2.12", "deepseek_v3", "float32", "bfloat16", True),
+        ("0.2.13", "deepseek_v3", "float32", "bfloat16", False),
+        ("0.3.1", "renormalize", "bfloat16", "bfloat16", False),
+        ("0.5.0", "deepseek_v3", "float32", "float32", False),
+        ("0.6.6", "renormalize", "bfloat16", "float32", False),
+        ("0.6.7", "deepseek_v3", "float32", "bfloat16", False),
+        ("0.6.7.post3", "renormalize", "bfloat16", "bfloat16", False),
+        ("0.6.8", "renormalize", "float32", "float32", False),
+    ],
+)
+def test_what_the_kernel_reads_routing_inputs_as(release: str, method: str, logits: str, bias: str, flat: bool) -> None:
+    fields = {"routing_method": method, "num_experts": 64, "top_k": 8, "n_group": 1, "topk_group": 1}
+    problem = changed(DEEPSEEK_R1, **fields, routed_scaling_factor=1.0)
+    call = plan(problem, Target.from_release(release, "sm100"), strategy="split").call
+    assert call is not None
+    assert (call.logits_dtype, call.bias_dtype, call.flat_scale) == (logits, bias, flat)
+
+
+def test_the_dense_gemm_has_an_explicit_backend_and_says_what_it_passed_over() -> None:
+    for release in ("0.2.14", "0.5.0", "0.7.4"):
+        dense = plan(DEEPSEEK_R1, Target.from_release(release, "sm100"), strategy="split").dense
+        assert dense is not None
+        assert (dense.backend, dense.passed_over) == ("cutlass", ())
+    sm107 = plan(DEEPSEEK_R1, Target.from_release("0.7.4", "sm107"), strategy="split").dense
+    assert sm107 is not None
+    assert sm107.backend in ("cutlass", "cudnn")
+    assert plan(DEEPSEEK_R1, Target.from_release("0.7.4", "sm100")).dense is None
+    bf16 = changed(DEEPSEEK_R1, shared_format="bf16")
+    assert plan(bf16, Target.from_release("0.7.4", "sm100")).dense is None

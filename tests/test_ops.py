@@ -1,0 +1,60 @@
+"""fp4_moe under torch.compile, and its operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file  # noqa: E402
+
+import flashinfer_compat as fc  # noqa: E402
+from flashinfer_compat.numerics import pack_topk  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def sample(checkpoints: Path) -> tuple[dict[str, torch.Tensor], fc.MoELayerWeights]:
+    folder = checkpoints / "grouped"
+    return load_file(folder / "moe_io.safetensors"), fc.load_moe_layer(folder, 1)
+
+
+@pytest.mark.parametrize("kind", ["topk", "packed", "logits"])
+def test_the_whole_graph_is_traced(sample: tuple[dict[str, torch.Tensor], fc.MoELayerWeights], kind: str) -> None:
+    io, weights = sample
+    layer = fc.prepare(weights, fc.plan(weights.problem("logits" if kind == "logits" else "topk"), backend="torch"))
+    ids, weight = io["topk_ids"], io["topk_weights"]
+    packed = pack_topk(ids, weight)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        tokens = x.shape[0]
+        if kind == "topk":
+            routing = fc.TopKRouting(ids[:tokens], weight[:tokens])
+        elif kind == "packed":
+            routing = fc.PackedTopKRouting(packed[:tokens])
+        else:
+            routing = fc.LogitsRouting(io["router_logits"][:tokens], io["e_score_correction_bias"])
+        return fc.fp4_moe(x * 1, layer, routing) + x
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for tokens in (33, 1, 7, 0):
+        x = io["hidden_states"][:tokens]
+        assert torch.equal(compiled(x), step(x))
+
+
+def test_the_operator_passes_torchs_own_checks(sample: tuple[dict[str, torch.Tensor], fc.MoELayerWeights]) -> None:
+    io, weights = sample
+    layer = fc.prepare(weights, fc.plan(weights.problem("topk"), backend="torch"))
+    arguments = (io["hidden_states"], io["topk_ids"], io["topk_weights"], 1, layer.number)
+    torch.library.opcheck(torch.ops.flashinfer_compat.fp4_moe.default, arguments)
+
+
+def test_a_layer_that_is_gone_is_named(sample: tuple[dict[str, torch.Tensor], fc.MoELayerWeights]) -> None:
+    io, weights = sample
+    layer = fc.prepare(weights, fc.plan(weights.problem("topk"), backend="torch"))
+    number = layer.number
+    del layer
+    with pytest.raises(fc.ArgumentError, match="still held"):
+        torch.ops.flashinfer_compat.fp4_moe(io["hidden_states"], io["topk_ids"], io["topk_weights"], 1, number)
