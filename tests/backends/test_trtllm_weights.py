@@ -114,7 +114,7 @@ def layer_of(routed: Nvfp4Experts, shared: Nvfp4Experts | DenseExperts | None, n
     return MoELayerWeights(config, router, routed, shared, 0, 0, 1)
 
 
-def random_layer(hidden: int = 128, width: int = 64, num_shared: int = 2, seed: int = 0) -> MoELayerWeights:
+def random_layer(hidden: int = 256, width: int = 64, num_shared: int = 2, seed: int = 0) -> MoELayerWeights:
     shared = random_experts(1, hidden, width * num_shared, seed + 1) if num_shared else None
     return layer_of(random_experts(4, hidden, width, seed), shared, num_shared)
 
@@ -220,7 +220,7 @@ def test_a_checkpoint_comes_back_from_the_kernels_layout(
 @settings(deadline=None, max_examples=8)
 @given(st.integers(1, 2), st.integers(1, 3), st.integers(0, 3), st.integers(0, 2**16))
 def test_any_bytes_and_scalars_come_back(hidden_tiles: int, width_tiles: int, num_shared: int, seed: int) -> None:
-    weights = random_layer(128 * hidden_tiles, 64 * width_tiles, num_shared, seed)
+    weights = random_layer(256 * hidden_tiles, 64 * width_tiles, num_shared, seed)
     call = call_of(weights, strategy="expanded" if num_shared else "split")
     assert_undone(prepare_experts(weights, call), experts_of(weights, call))
 
@@ -318,7 +318,7 @@ def test_a_padded_layer_computes_the_same_output() -> None:
     padded = prepare_experts(weights, call)
     # The scalars have no padding, so the padded experts may borrow the checkpoint's.
     experts = replace(undo(padded), **{name: getattr(weights.routed, name) for name in SCALARS})
-    x = torch.randn(9, 128, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(9, 256, generator=torch.Generator().manual_seed(2))
     topk = fc.TopKRouting(torch.tensor([[0, 1], [2, 3], [1, 3]] * 3), torch.rand(9, 2))
     outputs = []
     for layer in (weights, layer_of(experts, None, 0)):
