@@ -252,14 +252,6 @@ def test_a_plan_for_another_layer_is_refused(grouped: Sample, checkpoints: Path)
         fc.prepare(grouped.weights, plan)
 
 
-def test_a_backend_that_cannot_execute_yet_says_so(grouped: Sample) -> None:
-    target = fc.Target.from_release("0.7.4", "sm100")
-    plan = fc.plan(grouped.weights.problem("logits"), target)
-    assert (plan.strategy, plan.backend) == (fc.Strategy.NATIVE, fc.Backend.TRTLLM)
-    with pytest.raises(fc.BackendUnavailableError, match="trtllm"):
-        fc.prepare(grouped.weights, plan)
-
-
 @pytest.mark.parametrize("tp_size", [2, 4])
 def test_tensor_parallel_slices_sum_to_the_whole(sample: Sample, checkpoints: Path, tp_size: int) -> None:
     """w4a16: with rounded activations each slice is a different sum of the same terms, but the same rounding."""
