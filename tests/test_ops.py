@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import standin  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 import flashinfer_compat as fc  # noqa: E402
@@ -42,6 +43,26 @@ def test_the_whole_graph_is_traced(sample: tuple[dict[str, torch.Tensor], fc.MoE
     for tokens in (33, 1, 7, 0):
         x = io["hidden_states"][:tokens]
         assert torch.equal(compiled(x), step(x))
+
+
+@pytest.mark.parametrize("strategy", ["native", "split"])
+def test_a_trtllm_layer_is_traced_too(
+    sample: tuple[dict[str, torch.Tensor], fc.MoELayerWeights], strategy: str
+) -> None:
+    io, weights = sample
+    plan = fc.plan(weights.problem("logits"), fc.Target.from_release("0.7.4", "sm100"), strategy=strategy)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        routing = fc.LogitsRouting(io["router_logits"][: x.shape[0]], io["e_score_correction_bias"])
+        return fc.fp4_moe(x * 1, layer, routing) * 2
+
+    with standin.installed("0.7.4"):
+        layer = fc.prepare(weights, plan)
+        torch._dynamo.reset()
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+        for tokens in (33, 5, 0):
+            x = io["hidden_states"][:tokens]
+            assert torch.equal(compiled(x), step(x))
 
 
 def test_the_operator_passes_torchs_own_checks(sample: tuple[dict[str, torch.Tensor], fc.MoELayerWeights]) -> None:
