@@ -46,7 +46,7 @@ def prepare(weights: MoELayerWeights, plan: Plan) -> PreparedLayer:
 
     Raises:
         ArgumentError: the plan was made for another layer.
-        BackendUnavailableError: this version cannot execute the plan's backend.
+        BackendUnavailableError: the installed FlashInfer cannot be imported, or lacks what the plan found in it.
     """
     if not isinstance(weights, MoELayerWeights):
         raise ArgumentError("weights", "what load_moe_layer returned", type(weights).__name__)

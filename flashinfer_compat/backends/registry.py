@@ -1,4 +1,4 @@
-"""Which backends can execute. To add a backend, add its module here and its rows to planning."""
+"""The module of each backend. To add a backend, add its module here and its rows to planning."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 from typing import cast
 
 from flashinfer_compat.backends.base import BackendModule
-from flashinfer_compat.errors import BackendUnavailableError
 from flashinfer_compat.vocabulary import Backend
 
 __all__ = ["MODULES", "backend_module"]
@@ -19,14 +18,5 @@ MODULES: dict[Backend, str] = {
 
 
 def backend_module(backend: Backend) -> BackendModule:
-    """The code of a backend.
-
-    Raises:
-        BackendUnavailableError: this version of the package plans for the backend, but cannot execute it.
-    """
-    if backend not in MODULES:
-        can = ", ".join(repr(one.value) for one in MODULES)
-        raise BackendUnavailableError(
-            f"backend={backend.value!r}: this version plans for it but does not execute it yet. Pass backend={can}."
-        )
+    """The code of a backend; it is imported when it is first asked for."""
     return cast("BackendModule", importlib.import_module(MODULES[backend]))

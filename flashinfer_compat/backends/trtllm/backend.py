@@ -41,7 +41,7 @@ def prepare(weights: MoELayerWeights, plan: Plan) -> TrtllmState:
     side_stream = None
     if shared is not None and device.type == "cuda":
         side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return TrtllmState(prepare_call(plan, prepare_experts(weights, plan.call)), shared, side_stream)
+    return TrtllmState(prepare_call(plan, plan.call, prepare_experts(weights, plan.call)), shared, side_stream)
 
 
 def run(hidden_states: torch.Tensor, layer: PreparedLayer, routing: Routing) -> torch.Tensor:

@@ -11,7 +11,6 @@ import torch
 from flashinfer_compat.backends.routing import topk_from_logits
 from flashinfer_compat.backends.trtllm.kernels import Kernel, Optional, find, find_member
 from flashinfer_compat.backends.trtllm.weights import TrtllmExperts
-from flashinfer_compat.errors import BackendUnavailableError
 from flashinfer_compat.inputs import LogitsRouting, PackedTopKRouting, Routing
 from flashinfer_compat.numerics.routing import ROUTING_RULES, TopK, append_shared_experts, pack_topk, unpack_topk
 from flashinfer_compat.planning.decision import KernelCall, Plan
@@ -80,16 +79,14 @@ class FusedCall:
         return topk.ids.to(torch.int32).contiguous(), topk.weights.to(torch.float32).contiguous()
 
 
-def prepare_call(plan: Plan, experts: TrtllmExperts) -> FusedCall:
+def prepare_call(plan: Plan, call: KernelCall, experts: TrtllmExperts) -> FusedCall:
     """Find the installed functions and fit everything that does not change between steps.
 
     Raises:
         BackendUnavailableError: FlashInfer cannot be imported or lacks what the plan found in its source.
         ArgumentError: an argument that matters has no parameter in this release.
     """
-    call, problem = plan.call, plan.problem
-    if call is None:
-        raise BackendUnavailableError("the plan names no FlashInfer kernel.")
+    problem = plan.problem
     kernel = find(call.entry_point)
     scaled_here = problem.routing_input is RoutingInput.LOGITS and not call.routed_before
     scaled_here = scaled_here and problem.routed_scaling is RoutedScaling.ROUTING_WEIGHTS
@@ -117,7 +114,7 @@ def prepare_call(plan: Plan, experts: TrtllmExperts) -> FusedCall:
         "routed_scaling_factor": problem.routed_scaling_factor if scaled_here else None,
         "routing_method_type": int(find_member("RoutingMethodType", call.routing_method.flashinfer_name)),
         "do_finalize": True,
-        **_release_arguments(kernel, plan),
+        **_release_arguments(kernel, call, problem.activation),
     }
     by_call = (*_BY_CALL, "routing_bias", "topk_ids" if call.topk_format else "routing_logits")
     quantizer = find("fp4_quantize")
@@ -138,7 +135,7 @@ def prepare_call(plan: Plan, experts: TrtllmExperts) -> FusedCall:
     )
 
 
-def _release_arguments(kernel: Kernel, plan: Plan) -> dict[str, Any]:
+def _release_arguments(kernel: Kernel, call: KernelCall, activation: Activation) -> dict[str, Any]:
     """The arguments that only some releases have, or need."""
     arguments: dict[str, Any] = {}
     tile = kernel.symbol.parameter("tile_tokens_dim")
@@ -147,9 +144,8 @@ def _release_arguments(kernel: Kernel, plan: Plan) -> dict[str, Any]:
         arguments["tile_tokens_dim"] = None
     if kernel.takes("hidden_states_scale_layout"):
         arguments["hidden_states_scale_layout"] = find_member("SfLayout", "layout_linear")
-    if plan.call is not None and plan.call.num_fused_shared_experts:
-        arguments["num_fused_shared_experts"] = plan.call.num_fused_shared_experts
-    activation = plan.problem.activation
+    if call.num_fused_shared_experts:
+        arguments["num_fused_shared_experts"] = call.num_fused_shared_experts
     # SwiGLU is every release's default, under whichever name and number.
     if activation is not Activation.SWIGLU and kernel.takes("activation_type"):
         arguments["activation_type"] = int(find_member("ActivationType", activation.flashinfer_name))
