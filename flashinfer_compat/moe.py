@@ -57,8 +57,6 @@ def prepare(weights: MoELayerWeights, plan: Plan) -> PreparedLayer:
         routing_input=problem.routing_input,
         routed_scaling=problem.routed_scaling,
         numerics=problem.numerics,
-        ep_size=problem.ep_size,
-        shared_placement=problem.shared_placement,
     )
     if made_for != problem:
         pairs = zip(made_for.to_dict().items(), problem.to_dict().values(), strict=True)

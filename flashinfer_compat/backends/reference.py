@@ -41,17 +41,21 @@ class ReferenceState:
     experts: Nvfp4Experts
     """Routed experts, and behind them the shared ones where the strategy is fused."""
     shared: Nvfp4Experts | DenseExperts | None
-    """The shared MLP where the strategy is split."""
+    """The shared MLP where the strategy is split and this rank adds it."""
+    local_expert_offset: int
+    """Id of the first expert; tokens of other ranks' experts are left out."""
 
 
 def prepare(weights: MoELayerWeights, plan: Plan) -> ReferenceState:
     """Keep the checkpoint's tensors; a fused strategy gets the shared experts as rows and one common input scale."""
     if not plan.strategy.is_fused:
-        return ReferenceState(weights.routed, weights.shared)
+        return ReferenceState(
+            weights.routed, weights.shared if weights.adds_shared else None, weights.local_expert_offset
+        )
     shared = split_shared(weights)
     # Planning refuses fused strategies for any other format.
     assert isinstance(shared, Nvfp4Experts)
-    return ReferenceState(common_input_scale(append_shared(weights.routed, shared)), None)
+    return ReferenceState(common_input_scale(append_shared(weights.routed, shared)), None, 0)
 
 
 @torch.no_grad()
@@ -70,7 +74,7 @@ def run(hidden_states: torch.Tensor, layer: PreparedLayer, routing: Routing) -> 
     # Autocast would run the float32 products in bf16.
     with torch.autocast(hidden_states.device.type, enabled=False):
         values = hidden_states.to(torch.float32)
-        output = _routed(values, topk, state.experts, problem)
+        output = _routed(values, topk, state, problem)
         if state.shared is not None:
             output += _expert(values, state.shared, 0, problem)
     return output.to(hidden_states.dtype)
@@ -95,12 +99,14 @@ def _top_k(problem: Problem, routing: Routing) -> TopK:
     return TopK(ids, weights)
 
 
-def _routed(values: torch.Tensor, topk: TopK, experts: Nvfp4Experts, problem: Problem) -> torch.Tensor:
+def _routed(values: torch.Tensor, topk: TopK, state: ReferenceState, problem: Problem) -> torch.Tensor:
     output = torch.zeros_like(values)
-    for expert in sorted(set(topk.ids.flatten().tolist())):
-        token, slot = (topk.ids == expert).nonzero(as_tuple=True)
+    local = topk.ids - state.local_expert_offset
+    held = range(state.experts.num_experts)
+    for expert in sorted(set(local.flatten().tolist()).intersection(held)):
+        token, slot = (local == expert).nonzero(as_tuple=True)
         weight = topk.weights[token, slot].unsqueeze(-1)
-        output.index_add_(0, token, weight * _expert(values[token], experts, expert, problem))
+        output.index_add_(0, token, weight * _expert(values[token], state.experts, expert, problem))
     return output
 
 

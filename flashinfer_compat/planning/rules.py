@@ -68,14 +68,6 @@ PROBLEM_RULES: tuple[Rule, ...] = (
         "Use split.",
     ),
     Rule(
-        ReasonCode.EXPERT_PARALLELISM,
-        _ALL,
-        frozenset({Backend.TORCH}),
-        lambda problem: problem.ep_size == 1,
-        "The torch backend runs whole layers, not one rank's experts (ep_size={ep_size}).",
-        "Use ep_size=1.",
-    ),
-    Rule(
         ReasonCode.SHARED_PLACEMENT,
         frozenset({Strategy.SPLIT}),
         _BACKENDS,

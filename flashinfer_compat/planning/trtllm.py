@@ -330,8 +330,6 @@ def _with_issues(given: Answer, problem: Problem, flashinfer: FlashInfer, strate
         return Answer(tuple(refused))
     if not given.call.topk_format and given.call.logits_dtype == "bfloat16":
         notes.append("Router logits are rounded to bf16, all this release reads; that can change the chosen experts.")
-    if problem.ep_size > 1:
-        notes.append("Expert parallelism is planned, not executed by this version.")
     if given.call.intermediate_size != problem.intermediate_size:
         notes.append(f"intermediate_size {problem.intermediate_size} is padded to {given.call.intermediate_size}.")
     if given.call.num_experts > given.call.local_num_experts * problem.ep_size:

@@ -1,4 +1,4 @@
-"""One MoE layer of a ModelOpt NVFP4 checkpoint, whole or one tensor-parallel rank's slice of it.
+"""One MoE layer of a ModelOpt NVFP4 checkpoint, whole or one rank's part of it.
 
 Tensor names under `<model>.layers.L.mlp.`: `gate.weight`, `gate.e_score_correction_bias`, and for each of the
 projections gate, up and down of `experts.E` and `shared_experts`: `weight`, `weight_scale` (block scales),
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashinfer_compat.errors import ArgumentError, CheckpointError
-from flashinfer_compat.vocabulary import SharedExpertFormat
+from flashinfer_compat.vocabulary import SharedExpertFormat, SharedExpertPlacement, parse
 from flashinfer_compat.weights.config import CheckpointConfig, read_checkpoint_config
 from flashinfer_compat.weights.tensors import CheckpointTensors, open_tensors
 from flashinfer_compat.weights.values import DenseExperts, LayerConfig, MoELayerWeights, Nvfp4Experts, Router
@@ -38,26 +38,39 @@ _CODES_PER_BYTE = 2
 
 
 def load_moe_layer(
-    path: str | os.PathLike[str], layer: int, *, tp_rank: int = 0, tp_size: int = 1, device: str = "cpu"
+    path: str | os.PathLike[str],
+    layer: int,
+    *,
+    tp_rank: int = 0,
+    tp_size: int = 1,
+    ep_rank: int = 0,
+    ep_size: int = 1,
+    shared_placement: SharedExpertPlacement | str | None = None,
+    device: str = "cpu",
 ) -> MoELayerWeights:
     """Load one MoE layer; reads only that layer's tensors, and of those only this rank's part.
 
     The tensors decide how the shared experts are stored (uint8: NVFP4; bfloat16 without scales: bf16); the config's
     list of excluded modules is not consulted. Peak memory is the layer plus one tensor of it.
 
-    A rank holds `intermediate_size / tp_size` rows of each gate and up projection and as many columns of each down
-    projection, with their block scales; of the shared MLP, the same share of its whole width. The router, global
-    scales and input scales are whole on every rank. The ranks' outputs add up to the layer's.
+    A rank holds `num_experts / ep_size` routed experts, and of each `intermediate_size / tp_size` rows of the gate and
+    up projections and as many columns of the down projection, with their block scales; of the shared MLP, the same
+    share of its whole width. The router, and the global and input scales of what is held, are whole on every rank. The
+    ranks' outputs add up to the layer's.
 
     Args:
         path: the folder with config.json, optionally hf_quant_config.json, and the safetensors files.
         layer: index of the layer in the model.
         tp_rank: this rank, 0 to tp_size - 1.
         tp_size: tensor-parallel ranks; intermediate_size / tp_size must be a multiple of 16, the NVFP4 block.
+        ep_rank: this rank, 0 to ep_size - 1.
+        ep_size: expert-parallel ranks, a divisor of num_experts.
+        shared_placement: with shared experts and ep_size > 1, whether each of those ranks holds the whole shared MLP,
+            which then rank 0 adds, or a slice of it.
         device: where the tensors go.
 
     Raises:
-        ArgumentError: `layer` is not an MoE layer, or `tp_rank`, `tp_size` or `device` cannot be used.
+        ArgumentError: `layer` is not an MoE layer, or a rank, a size, `shared_placement` or `device` cannot be used.
         CheckpointError: a file, key or tensor is missing, damaged or not what the format asks for.
         DependencyMissingError: safetensors or torch is not installed.
     """
@@ -69,6 +82,11 @@ def load_moe_layer(
     config = read_checkpoint_config(directory)
     config.require_moe_layer(layer)
     share = _share(config.layer, tp_rank, tp_size)
+    held = _held_experts(config.layer, ep_rank, ep_size)
+    placement = None if ep_size == 1 else _placement(config.layer, shared_placement)
+    shared_share = share
+    if placement is SharedExpertPlacement.SHARDED:
+        shared_share = _share(config.layer, ep_rank * tp_size + tp_rank, ep_size * tp_size, "ep_size * tp_size")
     with open_tensors(directory) as tensors:
         target = _device(device)
         prefix = _layer_prefix(tensors, layer)
@@ -79,11 +97,17 @@ def load_moe_layer(
         return MoELayerWeights(
             config=config.layer,
             router=_load_router(tensors, f"{prefix}gate", config.layer, target),
-            routed=_load_nvfp4(tensors, names, config.layer.hidden_size, config.layer.intermediate_size, share, target),
-            shared=_load_shared(tensors, f"{prefix}shared_experts", config, share, target),
+            routed=_load_nvfp4(
+                tensors, names[held], config.layer.hidden_size, config.layer.intermediate_size, share, target
+            ),
+            shared=_load_shared(tensors, f"{prefix}shared_experts", config, shared_share, target),
             layer=layer,
             tp_rank=tp_rank,
             tp_size=tp_size,
+            ep_rank=ep_rank,
+            ep_size=ep_size,
+            shared_placement=placement,
+            routed_input_scale=None if ep_size == 1 else _largest_input_scale(tensors, names),
         )
 
 
@@ -100,17 +124,40 @@ class _Share:
         return slice(self.rank * per_rank // packed, (self.rank + 1) * per_rank // packed)
 
 
-def _share(config: LayerConfig, tp_rank: int, tp_size: int) -> _Share:
+def _share(config: LayerConfig, tp_rank: int, tp_size: int, name: str = "tp_size") -> _Share:
     blocks = config.intermediate_size // _BLOCK
     if tp_size < 1 or blocks % tp_size:
         fitting = ", ".join(str(size) for size in range(1, blocks + 1) if blocks % size == 0)
         expected = (
             f"a size that splits intermediate_size {config.intermediate_size} into multiples of {_BLOCK}: {fitting}"
         )
-        raise ArgumentError("tp_size", expected, str(tp_size))
+        raise ArgumentError(name, expected, str(tp_size))
     if not 0 <= tp_rank < tp_size:
         raise ArgumentError("tp_rank", f"0 to {tp_size - 1} (tp_size - 1)", str(tp_rank))
     return _Share(tp_rank, tp_size)
+
+
+def _held_experts(config: LayerConfig, ep_rank: int, ep_size: int) -> slice:
+    if ep_size < 1 or config.num_experts % ep_size:
+        raise ArgumentError("ep_size", f"a divisor of num_experts {config.num_experts}", str(ep_size))
+    if not 0 <= ep_rank < ep_size:
+        raise ArgumentError("ep_rank", f"0 to {ep_size - 1} (ep_size - 1)", str(ep_rank))
+    each = config.num_experts // ep_size
+    return slice(ep_rank * each, (ep_rank + 1) * each)
+
+
+def _placement(config: LayerConfig, given: SharedExpertPlacement | str | None) -> SharedExpertPlacement | None:
+    if config.num_shared_experts == 0:
+        return None
+    if given is None:
+        expected = "'replicated' or 'sharded': with ep_size > 1 it must be said what each rank holds"
+        raise ArgumentError("shared_placement", expected, "None")
+    return parse(SharedExpertPlacement, given, "shared_placement")
+
+
+def _largest_input_scale(tensors: CheckpointTensors, names: Sequence[str]) -> float:
+    """Of every gate and up projection of these experts."""
+    return max(_scalar_scales(tensors, f"{name}.{projection}")[1] for name in names for projection in _GATE_UP)
 
 
 def _device(device: str) -> torch.device:

@@ -175,27 +175,45 @@ class DenseExperts:
 
 @dataclass(frozen=True)
 class MoELayerWeights:
-    """One MoE layer of a checkpoint, or one tensor-parallel slice of it."""
+    """One MoE layer of a checkpoint, or one rank's part of it.
+
+    Tensor parallelism cuts every expert's intermediate size, expert parallelism gives each rank whole routed experts.
+    What `fp4_moe` returns on the ranks adds up to the layer's output.
+    """
 
     config: LayerConfig
+    """Of the whole layer."""
     router: Router
     routed: Nvfp4Experts
-    """num_experts MLPs of intermediate_size / tp_size."""
+    """num_experts / ep_size MLPs of intermediate_size / tp_size."""
     shared: Nvfp4Experts | DenseExperts | None
-    """One MLP (E = 1) of intermediate_size * num_shared_experts / tp_size: checkpoints store several shared experts
-    as one wide one."""
+    """One MLP (E = 1) of intermediate_size * num_shared_experts / tp_size, and where the placement is sharded over
+    ep_size as well: checkpoints store several shared experts as one wide one."""
     layer: int
     tp_rank: int
     tp_size: int
+    ep_rank: int = 0
+    """Holds the routed experts from ep_rank * num_experts / ep_size on."""
+    ep_size: int = 1
+    shared_placement: SharedExpertPlacement | None = None
+    """Needed with shared experts and ep_size > 1."""
+    routed_input_scale: float | None = None
+    """The largest gate or up input scale of the routed experts of all ranks, so that all ranks quantize alike; needed
+    with ep_size > 1, otherwise it is that of the experts held."""
 
     def __post_init__(self) -> None:
         config = self.config
-        _require_range("tp_size", self.tp_size, 1)
-        _require_range("tp_rank", self.tp_rank, 0, self.tp_size - 1)
+        for kind in ("tp", "ep"):
+            _require_range(f"{kind}_size", getattr(self, f"{kind}_size"), 1)
+            _require_range(f"{kind}_rank", getattr(self, f"{kind}_rank"), 0, getattr(self, f"{kind}_size") - 1)
         if config.intermediate_size % self.tp_size:
             raise ArgumentError("tp_size", f"a divisor of {config.intermediate_size}", str(self.tp_size))
+        if config.num_experts % self.ep_size:
+            raise ArgumentError("ep_size", f"a divisor of num_experts = {config.num_experts}", str(self.ep_size))
+        if self.ep_size > 1:
+            self._require_what_ranks_share()
         width = config.intermediate_size // self.tp_size
-        _require_sizes("routed", self.routed, config.num_experts, config.hidden_size, width)
+        _require_sizes("routed", self.routed, config.num_experts // self.ep_size, config.hidden_size, width)
         if tuple(self.router.weight.shape) != (config.num_experts, config.hidden_size):
             expected = f"shape {[config.num_experts, config.hidden_size]}"
             raise TensorError("router.weight", expected, str(list(self.router.weight.shape)))
@@ -203,7 +221,27 @@ class MoELayerWeights:
             expected = f"weights of {config.num_shared_experts} shared experts, as config.num_shared_experts says"
             raise ArgumentError("shared", expected, "none" if self.shared is None else "weights")
         if self.shared is not None:
-            _require_sizes("shared", self.shared, 1, config.hidden_size, width * config.num_shared_experts)
+            cuts = self.ep_size if self.shared_placement is SharedExpertPlacement.SHARDED else 1
+            _require_sizes("shared", self.shared, 1, config.hidden_size, width * config.num_shared_experts // cuts)
+
+    def _require_what_ranks_share(self) -> None:
+        if self.routed_input_scale is None:
+            expected = "the largest gate or up input scale of the routed experts of all ranks, with ep_size > 1"
+            raise ArgumentError("routed_input_scale", expected, "None")
+        if self.shared_placement is None and self.config.num_shared_experts:
+            expected = "'replicated' or 'sharded', with shared experts and ep_size > 1"
+            raise ArgumentError("shared_placement", expected, "None")
+
+    @property
+    def local_expert_offset(self) -> int:
+        """Id of the first routed expert held."""
+        return self.ep_rank * self.routed.num_experts
+
+    @property
+    def adds_shared(self) -> bool:
+        """Whether this rank adds what it holds of the shared experts: a replicated one is added on one rank only."""
+        replicated = self.shared_placement is SharedExpertPlacement.REPLICATED
+        return self.shared is not None and not (replicated and self.ep_rank > 0)
 
     @property
     def shared_format(self) -> SharedExpertFormat:
@@ -218,8 +256,6 @@ class MoELayerWeights:
         *,
         routed_scaling: RoutedScaling | str = RoutedScaling.ROUTING_WEIGHTS,
         numerics: Numerics | str = Numerics.W4A4,
-        ep_size: int = 1,
-        shared_placement: SharedExpertPlacement | str | None = None,
     ) -> Problem:
         """What planning needs to know of this layer; the arguments say how it will be called.
 
@@ -227,9 +263,6 @@ class MoELayerWeights:
             ArgumentError: the sizes or arguments make no layer that can be run.
         """
         config = self.config
-        placement = None
-        if shared_placement is not None:
-            placement = parse(SharedExpertPlacement, shared_placement, "shared_placement")
         return Problem(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size // self.tp_size,
@@ -246,8 +279,8 @@ class MoELayerWeights:
             routed_scaling=parse(RoutedScaling, routed_scaling, "routed_scaling"),
             activation=config.activation,
             numerics=parse(Numerics, numerics, "numerics"),
-            ep_size=ep_size,
-            shared_placement=placement,
+            ep_size=self.ep_size,
+            shared_placement=self.shared_placement,
         )
 
     @property

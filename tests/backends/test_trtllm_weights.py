@@ -272,21 +272,21 @@ def test_the_input_scale_is_the_largest_of_the_experts_in_the_call() -> None:
 def test_other_ranks_may_have_the_largest_input_scale() -> None:
     weights = random_layer(num_shared=0)
     call = call_of(weights, strategy="split")
-    alone, given = prepare_experts(weights, call), prepare_experts(weights, call, input_scale=0.25)
+    alone, given = prepare_experts(weights, call), prepare_experts(replace(weights, routed_input_scale=0.25), call)
     assert given.input_scale == 0.25
     assert given.quantize_scale.tolist() == [4.0]
     close(given.output1_scale_gate_scalar, weights.routed.gate_up_global_scale[:, 0] * 0.25)
     assert torch.equal(given.output2_scale_scalar, alone.output2_scale_scalar)
     largest = float(weights.routed.gate_up_input_scale.max())
-    assert_same(prepare_experts(weights, call, input_scale=largest), alone)
+    assert_same(prepare_experts(replace(weights, routed_input_scale=largest), call), alone)
 
 
 @pytest.mark.parametrize("input_scale", [1e-6, 0.0, -1.0, float("nan"), float("inf"), 1e39])
 def test_an_input_scale_that_would_clip_is_refused(input_scale: float) -> None:
     weights = random_layer()
     with pytest.raises(TensorError, match="largest of all ranks") as error:
-        prepare_experts(weights, call_of(weights), input_scale=input_scale)
-    assert error.value.argument == "input_scale"
+        prepare_experts(replace(weights, routed_input_scale=input_scale), call_of(weights))
+    assert error.value.argument == "routed_input_scale"
 
 
 @pytest.mark.parametrize("width", [16, 80, 112])

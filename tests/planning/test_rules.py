@@ -28,8 +28,7 @@ CASES: list[tuple[str, tuple[str, ...], tuple[str, ...], dict[str, Any]]] = [
     ("no_shared_experts", ("native", "expanded"), EVERY_BACKEND, NO_SHARED),
     ("shared_format", ("native", "expanded"), EVERY_BACKEND, {"shared_format": "bf16"}),
     ("expert_parallelism", ("native", "expanded"), EVERY_BACKEND, {"ep_size": 8}),
-    ("expert_parallelism", EVERY_STRATEGY, ("torch",), {"ep_size": 8, "shared_placement": "sharded"}),
-    ("shared_placement", ("split",), ("trtllm",), {"ep_size": 8}),
+    ("shared_placement", ("split",), EVERY_BACKEND, {"ep_size": 8}),
     ("routed_scaling", EVERY_STRATEGY, EVERY_BACKEND, {"routed_scaling": "output"}),
     ("needs_logits", ("native",), EVERY_BACKEND, {"routing_input": "topk"}),
     ("needs_topk", ("expanded",), EVERY_BACKEND, {"routing_input": "logits"}),
@@ -43,9 +42,9 @@ KEPT: list[tuple[str, tuple[str, ...], tuple[str, ...], dict[str, Any]]] = [
     # What the strategies still take though it looks like a case above.
     ("bf16 beside the routed experts", ("split",), EVERY_BACKEND, {"shared_format": "bf16"}),
     ("no shared experts", ("split",), EVERY_BACKEND, NO_SHARED),
-    ("one rank of eight, slices", ("split",), ("trtllm",), {"ep_size": 8, "shared_placement": "sharded"}),
-    ("one rank of eight, copies", ("split",), ("trtllm",), {"ep_size": 8, "shared_placement": "replicated"}),
-    ("one rank of eight, nothing to place", ("split",), ("trtllm",), {"ep_size": 8, **NO_SHARED}),
+    ("one rank of eight, slices", ("split",), EVERY_BACKEND, {"ep_size": 8, "shared_placement": "sharded"}),
+    ("one rank of eight, copies", ("split",), EVERY_BACKEND, {"ep_size": 8, "shared_placement": "replicated"}),
+    ("one rank of eight, nothing to place", ("split",), EVERY_BACKEND, {"ep_size": 8, **NO_SHARED}),
     ("caller scales, nothing shared", ("split",), EVERY_BACKEND, {"routed_scaling": "output", **NO_SHARED}),
     ("another method scales", ("split",), EVERY_BACKEND, {**UNGROUPED, "routing_method": "renormalize"}),
     ("weights as they are", ("split",), EVERY_BACKEND, {"norm_topk_prob": False}),
@@ -96,18 +95,9 @@ def test_native_needs_deepseek_v3_routing(method: str) -> None:
     assert "routing_method" not in _codes(problem, Strategy.NATIVE, Backend.TORCH)
 
 
-def test_placement_is_asked_for_on_torch_too() -> None:
-    # Torch has no ranks, so the rule cannot break alone there.
-    found = _codes(changed(R1_LOGITS, ep_size=8), Strategy.SPLIT, Backend.TORCH)
-    assert found == {"shared_placement", "expert_parallelism"}
-
-
 def test_the_cases_cover_every_rule() -> None:
     covered = {(code, strategy, backend) for code, strategy, backend, _ in _each(CASES)}
-    covered |= {
-        ("routing_method", Strategy.NATIVE, Backend.TRTLLM),
-        ("shared_placement", Strategy.SPLIT, Backend.TORCH),
-    }
+    covered.add(("routing_method", Strategy.NATIVE, Backend.TRTLLM))
     ruled = {
         (rule.code.value, one, backend)
         for rule in PROBLEM_RULES

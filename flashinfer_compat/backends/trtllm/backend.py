@@ -35,13 +35,15 @@ def prepare(weights: MoELayerWeights, plan: Plan) -> TrtllmState:
     if plan.call is None:
         raise BackendUnavailableError("the plan names no FlashInfer kernel to prepare for.")
     shared = None
-    if weights.shared is not None and not plan.strategy.is_fused:
+    if weights.shared is not None and weights.adds_shared and not plan.strategy.is_fused:
         shared = prepare_shared(weights.shared, plan)
     device = weights.routed.down_weight.device
     side_stream = None
     if shared is not None and device.type == "cuda":
         side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return TrtllmState(prepare_call(plan, plan.call, prepare_experts(weights, plan.call)), shared, side_stream)
+    experts = prepare_experts(weights, plan.call)
+    fused = prepare_call(plan, plan.call, experts, weights.local_expert_offset)
+    return TrtllmState(fused, shared, side_stream)
 
 
 def run(hidden_states: torch.Tensor, layer: PreparedLayer, routing: Routing) -> torch.Tensor:

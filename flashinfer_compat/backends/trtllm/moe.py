@@ -79,7 +79,7 @@ class FusedCall:
         return topk.ids.to(torch.int32).contiguous(), topk.weights.to(torch.float32).contiguous()
 
 
-def prepare_call(plan: Plan, call: KernelCall, experts: TrtllmExperts) -> FusedCall:
+def prepare_call(plan: Plan, call: KernelCall, experts: TrtllmExperts, local_expert_offset: int) -> FusedCall:
     """Find the installed functions and fit everything that does not change between steps.
 
     Raises:
@@ -108,7 +108,7 @@ def prepare_call(plan: Plan, call: KernelCall, experts: TrtllmExperts) -> FusedC
         "n_group": call.n_group,
         "topk_group": call.topk_group,
         "intermediate_size": call.intermediate_size,
-        "local_expert_offset": 0,
+        "local_expert_offset": local_expert_offset,
         "local_num_experts": call.local_num_experts,
         # Top-k weights are final; the routed entry ignores the factor.
         "routed_scaling_factor": problem.routed_scaling_factor if scaled_here else None,

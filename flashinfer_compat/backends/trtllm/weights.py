@@ -94,19 +94,18 @@ class DenseNvfp4Mlp:
         return len(self.gate_up) == 1
 
 
-def prepare_experts(weights: MoELayerWeights, call: KernelCall, *, input_scale: float | None = None) -> TrtllmExperts:
+def prepare_experts(weights: MoELayerWeights, call: KernelCall) -> TrtllmExperts:
     """Lay out the experts of one kernel call: the routed ones and, for a fused call, the shared ones behind them.
 
     The activations are quantized once for all experts, so the FC1 input scale is the largest gate or up input scale of
-    the experts in the call. Everything else stays per expert; gate and up keep different global scales.
+    the experts in the call, of all ranks. Everything else stays per expert; gate and up keep different global scales.
 
     Source of the layout: FlashInfer 0.7.4, `prepare_trtllm_fp4_weights`; of the scalars: FlashInfer 0.6.17,
     tests/moe/trtllm_gen_fused_moe_utils.py.
 
     Args:
-        weights: The layer; under expert parallelism the routed experts of this rank. Not modified.
+        weights: The layer, or this rank's part of it. Not modified.
         call: From `plan(...).call`.
-        input_scale: The FC1 input scale to use, where other ranks hold more experts: the largest of all ranks.
 
     Returns:
         `call.weight_rows` experts on the device of the weights. Beyond them it needs about 200 MB.
@@ -114,7 +113,8 @@ def prepare_experts(weights: MoELayerWeights, call: KernelCall, *, input_scale: 
     Raises:
         ArgumentError: the call's rows are not those of the layer, the shared experts of a fused call are not NVFP4, or
             the kernel's layout does not take the sizes.
-        TensorError: `input_scale` is smaller than that of an expert here, or the shared experts lie on another device.
+        TensorError: `routed_input_scale` is smaller than that of an expert here, or the shared experts lie on another
+            device.
     """
     parts = _parts(weights, call)
     hidden, inter = _sizes(weights, call)
@@ -123,7 +123,7 @@ def prepare_experts(weights: MoELayerWeights, call: KernelCall, *, input_scale: 
     gemm1_rows = (w13_permutation(2 * inter, device) + inter) % (2 * inter)
     gemm2_rows = w2_permutation(hidden, device)
 
-    common = _common_input_scale(parts, input_scale)
+    common = _common_input_scale(parts, weights.routed_input_scale)
     gate_global, up_global = torch.cat([part.gate_up_global_scale for part in parts]).unbind(1)
     down_global = torch.cat([part.down_global_scale for part in parts])
     down_input = torch.cat([part.down_input_scale for part in parts])
@@ -236,7 +236,7 @@ def _common_input_scale(parts: Sequence[Nvfp4Experts], given: float | None) -> t
     scale = torch.tensor(given, dtype=torch.float32, device=largest.device)
     if not float(largest) <= float(scale) < math.inf:
         raise TensorError(
-            "input_scale",
+            "routed_input_scale",
             f"a finite number of at least {float(largest)!r}, the largest gate or up input scale of these experts",
             repr(given),
             "Pass the largest of all ranks; a smaller one clips activations.",
