@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flashinfer_compat.adoption import SharedFusion, fused_shared_kwargs, supports_fp4_shared
     from flashinfer_compat.backends.base import PreparedLayer
+    from flashinfer_compat.backends.trtllm.weights import TrtllmExperts
     from flashinfer_compat.errors import (
         ArgumentError,
         BackendUnavailableError,
@@ -24,15 +25,18 @@ if TYPE_CHECKING:
         UnknownReleaseError,
     )
     from flashinfer_compat.features.target import Target
-    from flashinfer_compat.inputs import LogitsRouting, PackedTopKRouting, TopKRouting
+    from flashinfer_compat.inputs import LogitsRouting, PackedTopKRouting, QuantizedInput, TopKRouting
     from flashinfer_compat.machine import plan, this_machine
-    from flashinfer_compat.moe import fp4_moe, prepare, route_logits
+    from flashinfer_compat.moe import fp4_moe, fp4_moe_unfinalized, prepare, route_logits
+    from flashinfer_compat.options import CallOptions, LayerOptions
+    from flashinfer_compat.outputs import UnfinalizedOutput
     from flashinfer_compat.planning.decision import Plan, Rejection
     from flashinfer_compat.problem import Problem
     from flashinfer_compat.reasons import Reason, ReasonCode
     from flashinfer_compat.report import Capabilities, capabilities
     from flashinfer_compat.vocabulary import (
         Activation,
+        ActivationScaling,
         Backend,
         Evidence,
         Numerics,
@@ -51,6 +55,7 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "adoption": ("SharedFusion", "fused_shared_kwargs", "supports_fp4_shared"),
     "backends.base": ("PreparedLayer",),
+    "backends.trtllm.weights": ("TrtllmExperts",),
     "errors": (
         "ArgumentError",
         "BackendUnavailableError",
@@ -64,15 +69,18 @@ _HOMES = {
         "UnknownReleaseError",
     ),
     "features.target": ("Target",),
-    "inputs": ("LogitsRouting", "PackedTopKRouting", "TopKRouting"),
+    "inputs": ("LogitsRouting", "PackedTopKRouting", "QuantizedInput", "TopKRouting"),
     "machine": ("plan", "this_machine"),
-    "moe": ("fp4_moe", "prepare", "route_logits"),
+    "moe": ("fp4_moe", "fp4_moe_unfinalized", "prepare", "route_logits"),
+    "options": ("CallOptions", "LayerOptions"),
+    "outputs": ("UnfinalizedOutput",),
     "planning.decision": ("Plan", "Rejection"),
     "problem": ("Problem",),
     "reasons": ("Reason", "ReasonCode"),
     "report": ("Capabilities", "capabilities"),
     "vocabulary": (
         "Activation",
+        "ActivationScaling",
         "Backend",
         "Evidence",
         "Numerics",
@@ -90,15 +98,18 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Activation",
+    "ActivationScaling",
     "ArgumentError",
     "Backend",
     "BackendUnavailableError",
+    "CallOptions",
     "Capabilities",
     "CheckpointError",
     "DependencyMissingError",
     "Evidence",
     "ExpertParallelismError",
     "FlashInferCompatError",
+    "LayerOptions",
     "LogitsRouting",
     "MoELayerWeights",
     "Numerics",
@@ -106,6 +117,7 @@ __all__ = [
     "Plan",
     "PreparedLayer",
     "Problem",
+    "QuantizedInput",
     "Reason",
     "ReasonCode",
     "Rejection",
@@ -120,11 +132,14 @@ __all__ = [
     "Target",
     "TensorError",
     "TopKRouting",
+    "TrtllmExperts",
+    "UnfinalizedOutput",
     "UnknownNameError",
     "UnknownReleaseError",
     "__version__",
     "capabilities",
     "fp4_moe",
+    "fp4_moe_unfinalized",
     "fused_shared_kwargs",
     "load_moe_layer",
     "plan",

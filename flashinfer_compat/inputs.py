@@ -1,16 +1,34 @@
-"""What `fp4_moe` takes beside hidden states: router logits, or chosen experts with their weights."""
+"""What `fp4_moe` takes: hidden states rounded already, and router logits or chosen experts with their weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from flashinfer_compat.vocabulary import RoutingInput
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LogitsRouting", "PackedTopKRouting", "Routing", "TopKRouting"]
+__all__ = ["HiddenStates", "LogitsRouting", "PackedTopKRouting", "QuantizedInput", "Routing", "TopKRouting"]
+
+
+@dataclass(frozen=True)
+class QuantizedInput:
+    """Hidden states that the caller has rounded to NVFP4: `code * block scale * scale` for each 16 values.
+
+    The scale is `PreparedLayer.input_scale` of the layer, or each token's own where the plan's activation_scaling is
+    per_token.
+    """
+
+    codes: torch.Tensor
+    """uint8 [T, H/2], two E2M1 codes a byte, low nibble first."""
+    block_scale: torch.Tensor
+    """float8_e4m3fn, or its bytes as uint8, [T, H/16], row-major (linear, not swizzled)."""
+    per_token_scale: torch.Tensor | None = None
+    """float32 [T], amax / (6 * 448) of each token; with activation_scaling per_token only."""
+    hidden_states: torch.Tensor | None = None
+    """bfloat16 [T, H], the values before rounding: a shared expert that runs beside the kernel needs them."""
 
 
 @dataclass(frozen=True)
@@ -57,3 +75,5 @@ class PackedTopKRouting:
 
 
 Routing = LogitsRouting | TopKRouting | PackedTopKRouting
+
+HiddenStates: TypeAlias = "torch.Tensor | QuantizedInput"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashinfer_compat.errors import ArgumentError, DependencyMissingError, TensorError
+from flashinfer_compat.errors import ArgumentError, DependencyMissingError
 
 try:
     import torch
@@ -20,43 +20,105 @@ except ImportError as error:
 from flashinfer_compat import ops
 from flashinfer_compat.backends.base import PreparedLayer
 from flashinfer_compat.backends.registry import backend_module
-from flashinfer_compat.inputs import LogitsRouting, PackedTopKRouting, Routing, TopKRouting
-from flashinfer_compat.numerics.routing import ROUTING_RULES
+from flashinfer_compat.calls import check_call
+from flashinfer_compat.inputs import HiddenStates, LogitsRouting, Routing
+from flashinfer_compat.options import NO_OPTIONS, CallOptions, LayerOptions
+from flashinfer_compat.outputs import UnfinalizedOutput
 from flashinfer_compat.planning.decision import Plan
-from flashinfer_compat.problem import Problem
+from flashinfer_compat.vocabulary import Backend
 from flashinfer_compat.weights.values import MoELayerWeights
 
 if TYPE_CHECKING:
+    from flashinfer_compat.backends.trtllm.weights import TrtllmExperts
     from flashinfer_compat.weights.values import Router
 
-__all__ = ["fp4_moe", "prepare", "route_logits"]
-
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-_IDS = (torch.int32, torch.int64)
-_WEIGHTS = (torch.float32, torch.bfloat16)
-_WITH_BIAS = frozenset(method for method, rule in ROUTING_RULES.items() if rule.uses_bias)
+__all__ = ["fp4_moe", "fp4_moe_unfinalized", "prepare", "route_logits"]
 
 
-def prepare(weights: MoELayerWeights, plan: Plan) -> PreparedLayer:
+def prepare(weights: MoELayerWeights | TrtllmExperts, plan: Plan, options: LayerOptions | None = None) -> PreparedLayer:
     """Bring a layer's weights into the layout that `plan` needs.
 
     Args:
-        weights: the layer, as `load_moe_layer` gives it.
+        weights: the layer, or this rank's part of it, as `load_moe_layer` gives it; or, for a plan on the trtllm
+            backend, experts that the engine has laid out itself. Those are used as they are, without a copy.
         plan: made for this layer, from `weights.problem(...)`.
+        options: settings of the layer.
 
     Raises:
-        ArgumentError: the plan was made for another layer.
+        ArgumentError: the plan was made for another layer, or an option does not go with it.
+        TensorError: a tensor of laid out experts does not fit the plan.
         BackendUnavailableError: the installed FlashInfer cannot be imported, or lacks what the plan found in it.
     """
-    if not isinstance(weights, MoELayerWeights):
-        raise ArgumentError("weights", "what load_moe_layer returned", type(weights).__name__)
+    from flashinfer_compat.backends.trtllm.weights import TrtllmExperts
+
     if not isinstance(plan, Plan):
         raise ArgumentError("plan", "what plan returned", type(plan).__name__)
+    options = options or LayerOptions()
+    backend = backend_module(plan.backend)
+    if isinstance(weights, TrtllmExperts):
+        if plan.backend is not Backend.TRTLLM:
+            expected = f"MoELayerWeights, the checkpoint's layout, for the {plan.backend.value} backend"
+            raise ArgumentError("weights", expected, "TrtllmExperts", "Plan with backend='trtllm'.")
+        device, adds_shared = weights.gemm1_weights.device, plan.strategy.is_fused
+    elif isinstance(weights, MoELayerWeights):
+        _check_made_for(weights, plan)
+        device, adds_shared = weights.routed.down_weight.device, weights.adds_shared
+    else:
+        raise ArgumentError("weights", "what load_moe_layer returned, or TrtllmExperts", type(weights).__name__)
+    state = backend.prepare(weights, plan, options)
+    layer = PreparedLayer(plan, backend, device, state.input_scale, adds_shared, state)
+    object.__setattr__(layer, "number", ops.register(layer))
+    return layer
+
+
+def fp4_moe(
+    hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, options: CallOptions = NO_OPTIONS
+) -> torch.Tensor:
+    """Run one MoE layer, routed and shared experts. Under expert parallelism the ranks' results add up to the layer's.
+
+    Args:
+        hidden_states: bfloat16 [T, hidden_size], T >= 0, never modified; on the torch backend also float16 or float32.
+            Or a `QuantizedInput`.
+        layer: from `prepare`.
+        routing: `LogitsRouting`, `TopKRouting` or `PackedTopKRouting`, of the kind the plan was made for.
+        options: settings of this call.
+
+    Returns:
+        A new tensor of the shape and dtype of `hidden_states` (bfloat16 for a `QuantizedInput`), or `options.output`.
+
+    Raises:
+        ArgumentError: the routing is not of the kind the plan was made for, or the installed FlashInfer cannot do what
+            an option asks.
+        TensorError: a tensor's dtype, shape or device does not fit, or (torch backend) its values cannot be used.
+    """
+    check_call(hidden_states, layer, routing, options)
+    if torch.compiler.is_compiling():
+        return ops.call(hidden_states, layer.number, routing, options)
+    return layer.backend.run(hidden_states, layer, routing, options)
+
+
+def fp4_moe_unfinalized(
+    hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, options: CallOptions = NO_OPTIONS
+) -> UnfinalizedOutput:
+    """Run one MoE layer up to the sum over each token's experts, for engines that fuse that sum with their all-reduce.
+
+    Arguments and errors are those of `fp4_moe`; `options.output` and `options.workspace_buffer` must be None. Not for
+    torch.compile, for the number of rows is the kernel's.
+    """
+    check_call(hidden_states, layer, routing, options)
+    for name in ("output", "workspace_buffer"):
+        if getattr(options, name) is not None:
+            raise ArgumentError(f"options.{name}", "None without the final sum", "a tensor")
+    return layer.backend.run_unfinalized(hidden_states, layer, routing, options)
+
+
+def _check_made_for(weights: MoELayerWeights, plan: Plan) -> None:
     problem = plan.problem
     made_for = weights.problem(
         routing_input=problem.routing_input,
         routed_scaling=problem.routed_scaling,
         numerics=problem.numerics,
+        activation_scaling=problem.activation_scaling,
     )
     if made_for != problem:
         pairs = zip(made_for.to_dict().items(), problem.to_dict().values(), strict=True)
@@ -67,35 +129,6 @@ def prepare(weights: MoELayerWeights, plan: Plan) -> PreparedLayer:
             ", ".join(f"{name}={given!r}" for name, _, given in wrong),
             "Make it from weights.problem(...).",
         )
-    backend = backend_module(plan.backend)
-    layer = PreparedLayer(plan, backend, weights.routed.down_weight.device, backend.prepare(weights, plan))
-    object.__setattr__(layer, "number", ops.register(layer))
-    return layer
-
-
-def fp4_moe(hidden_states: torch.Tensor, layer: PreparedLayer, routing: Routing) -> torch.Tensor:
-    """Run one MoE layer, routed and shared experts.
-
-    Args:
-        hidden_states: bfloat16, float16 or float32 [T, hidden_size], T >= 0; never modified.
-        layer: from `prepare`.
-        routing: `LogitsRouting`, `TopKRouting` or `PackedTopKRouting`, of the kind the plan was made for.
-
-    Returns:
-        A new tensor of the shape and dtype of `hidden_states`.
-
-    Raises:
-        ArgumentError: the routing is not of the kind the plan was made for.
-        TensorError: a tensor's dtype, shape or device does not fit, or (torch backend) its values cannot be used.
-    """
-    if not isinstance(layer, PreparedLayer):
-        raise ArgumentError("layer", "what prepare returned", type(layer).__name__)
-    problem = layer.plan.problem
-    _check_hidden_states(hidden_states, layer, problem)
-    _check_routing(routing, hidden_states, problem)
-    if torch.compiler.is_compiling():
-        return ops.call(hidden_states, layer.number, routing)
-    return layer.backend.run(hidden_states, layer, routing)
 
 
 def route_logits(hidden_states: torch.Tensor, router: Router) -> LogitsRouting:
@@ -109,59 +142,3 @@ def route_logits(hidden_states: torch.Tensor, router: Router) -> LogitsRouting:
     with torch.autocast(hidden_states.device.type, enabled=False):
         logits = torch.nn.functional.linear(hidden_states.to(torch.float32), router.weight.to(torch.float32))
     return LogitsRouting(logits, router.bias)
-
-
-def _check_hidden_states(hidden_states: torch.Tensor, layer: PreparedLayer, problem: Problem) -> None:
-    if not isinstance(hidden_states, torch.Tensor):
-        raise ArgumentError("hidden_states", "a torch.Tensor", type(hidden_states).__name__)
-    if hidden_states.ndim != 2 or hidden_states.shape[1] != problem.hidden_size:
-        raise TensorError(
-            "hidden_states", f"shape [tokens, {problem.hidden_size}]", f"shape {list(hidden_states.shape)}"
-        )
-    if hidden_states.dtype not in _FLOATS:
-        raise TensorError("hidden_states", "bfloat16, float16 or float32", str(hidden_states.dtype))
-    _check_device(hidden_states, "hidden_states", layer.device)
-
-
-def _check_routing(routing: Routing, hidden_states: torch.Tensor, problem: Problem) -> None:
-    if not isinstance(routing, (LogitsRouting, TopKRouting, PackedTopKRouting)):
-        raise ArgumentError("routing", "a LogitsRouting, TopKRouting or PackedTopKRouting", type(routing).__name__)
-    if routing.routing_input is not problem.routing_input:
-        raise ArgumentError(
-            "routing",
-            f"{problem.routing_input.value}, which the layer's plan was made for",
-            f"{routing.routing_input.value}",
-            f"Plan with routing_input={routing.routing_input.value!r}.",
-        )
-    tokens, device = hidden_states.shape[0], hidden_states.device
-    if isinstance(routing, LogitsRouting):
-        _check(routing.logits, "logits", _FLOATS, (tokens, problem.num_experts), device)
-        if routing.bias is not None:
-            if problem.routing_method not in _WITH_BIAS:
-                expected = f"None with routing_method {problem.routing_method.value}, which has no bias"
-                raise TensorError("bias", expected, "a tensor")
-            _check(routing.bias, "bias", _FLOATS, (problem.num_experts,), device)
-    elif isinstance(routing, TopKRouting):
-        _check(routing.ids, "topk_ids", _IDS, (tokens, problem.top_k), device)
-        _check(routing.weights, "topk_weights", _WEIGHTS, (tokens, problem.top_k), device)
-    else:
-        _check(routing.packed, "packed", (torch.int32,), (tokens, problem.top_k), device)
-
-
-def _check(
-    tensor: torch.Tensor, name: str, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...], device: torch.device
-) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(name, "a torch.Tensor", type(tensor).__name__)
-    if tensor.dtype not in dtypes:
-        raise TensorError(name, " or ".join(map(str, dtypes)), str(tensor.dtype))
-    if tuple(tensor.shape) != shape:
-        raise TensorError(name, f"shape {list(shape)}", f"shape {list(tensor.shape)}")
-    _check_device(tensor, name, device)
-
-
-def _check_device(tensor: torch.Tensor, name: str, device: torch.device) -> None:
-    if tensor.device != device:
-        raise TensorError(
-            name, f"a tensor on {device}", f"one on {tensor.device}", f"Move it: {name}.to({str(device)!r})."
-        )

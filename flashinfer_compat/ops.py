@@ -1,18 +1,26 @@
 """`torch.ops.flashinfer_compat.fp4_moe`: the layer as one opaque operator, so that torch.compile traces through it.
 
-Operators take tensors and numbers only, so a prepared layer is passed by its number.
+Operators take tensors and numbers only, so a prepared layer is passed by its number and each value by its fields.
 """
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from flashinfer_compat.errors import ArgumentError
-from flashinfer_compat.inputs import LogitsRouting, PackedTopKRouting, Routing, TopKRouting
+from flashinfer_compat.inputs import (
+    HiddenStates,
+    LogitsRouting,
+    PackedTopKRouting,
+    QuantizedInput,
+    Routing,
+    TopKRouting,
+)
+from flashinfer_compat.options import NO_OPTIONS, CallOptions
 
 if TYPE_CHECKING:
     from flashinfer_compat.backends.base import PreparedLayer
@@ -26,7 +34,10 @@ _numbers = itertools.count()
 
 torch.library.define(
     "flashinfer_compat::fp4_moe",
-    "(Tensor hidden_states, Tensor routing, Tensor? second, int kind, int layer) -> Tensor",
+    "(Tensor hidden_states, Tensor routing, Tensor? second, int kind, int layer, *, Tensor? block_scale=None, "
+    "Tensor? per_token_scale=None, Tensor? unrounded=None, Tensor(a!)? output=None, bool? enable_pdl=None, "
+    "int? tune_max_num_tokens=None, Tensor(b!)? routing_replay_out=None, Tensor(c!)? workspace_buffer=None, "
+    "Tensor? gemm1_lora_delta=None) -> Tensor",
 )
 
 
@@ -37,7 +48,7 @@ def register(layer: PreparedLayer) -> int:
     return number
 
 
-def call(hidden_states: torch.Tensor, number: int, routing: Routing) -> torch.Tensor:
+def call(hidden_states: HiddenStates, number: int, routing: Routing, options: CallOptions) -> torch.Tensor:
     """The operator's call for a registered layer."""
     if isinstance(routing, LogitsRouting):
         tensors, kind = (routing.logits, routing.bias), _LOGITS
@@ -45,13 +56,30 @@ def call(hidden_states: torch.Tensor, number: int, routing: Routing) -> torch.Te
         tensors, kind = (routing.ids, routing.weights), _TOPK
     else:
         tensors, kind = (routing.packed, None), _PACKED
-    output: torch.Tensor = torch.ops.flashinfer_compat.fp4_moe(hidden_states, *tensors, kind, number)
-    return output
+    more: dict[str, Any] = {}
+    if isinstance(hidden_states, QuantizedInput):
+        more["block_scale"] = hidden_states.block_scale
+        more["per_token_scale"] = hidden_states.per_token_scale
+        more["unrounded"] = hidden_states.hidden_states
+        hidden_states = hidden_states.codes
+    if options is not NO_OPTIONS:
+        more |= vars(options)
+    output: torch.Tensor = torch.ops.flashinfer_compat.fp4_moe(hidden_states, *tensors, kind, number, **more)
+    return output if options.output is None else options.output
 
 
 @torch.library.impl("flashinfer_compat::fp4_moe", "CompositeExplicitAutograd")
 def _run(
-    hidden_states: torch.Tensor, routing: torch.Tensor, second: torch.Tensor | None, kind: int, layer: int
+    hidden_states: torch.Tensor,
+    routing: torch.Tensor,
+    second: torch.Tensor | None,
+    kind: int,
+    layer: int,
+    *,
+    block_scale: torch.Tensor | None = None,
+    per_token_scale: torch.Tensor | None = None,
+    unrounded: torch.Tensor | None = None,
+    **options: Any,
 ) -> torch.Tensor:
     found = _layers.get(layer)
     if found is None:
@@ -64,11 +92,30 @@ def _run(
         given = TopKRouting(routing, second)
     else:
         given = PackedTopKRouting(routing)
-    return found.backend.run(hidden_states, found, given)
+    values: HiddenStates = hidden_states
+    if block_scale is not None:
+        values = QuantizedInput(hidden_states, block_scale, per_token_scale, unrounded)
+    if all(value is None for value in options.values()):
+        return found.backend.run(values, found, given, NO_OPTIONS)
+    output = found.backend.run(values, found, given, CallOptions(**options))
+    # An operator may not return one of its arguments.
+    return output if options["output"] is None else output.new_empty(0)
 
 
 @torch.library.register_fake("flashinfer_compat::fp4_moe")  # type: ignore[untyped-decorator]
 def _fake(
-    hidden_states: torch.Tensor, routing: torch.Tensor, second: torch.Tensor | None, kind: int, layer: int
+    hidden_states: torch.Tensor,
+    routing: torch.Tensor,
+    second: torch.Tensor | None,
+    kind: int,
+    layer: int,
+    *,
+    block_scale: torch.Tensor | None = None,
+    output: torch.Tensor | None = None,
+    **more: Any,
 ) -> torch.Tensor:
+    if output is not None:
+        return output.new_empty(0)
+    if block_scale is not None:
+        return hidden_states.new_empty((hidden_states.shape[0], 2 * hidden_states.shape[1]), dtype=torch.bfloat16)
     return hidden_states.new_empty(hidden_states.shape)

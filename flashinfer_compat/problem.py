@@ -9,6 +9,7 @@ from typing import Any
 from flashinfer_compat.errors import ArgumentError
 from flashinfer_compat.vocabulary import (
     Activation,
+    ActivationScaling,
     Numerics,
     RoutedScaling,
     RoutingInput,
@@ -51,6 +52,9 @@ class Problem:
     routed_scaling: RoutedScaling = RoutedScaling.ROUTING_WEIGHTS
     activation: Activation = Activation.SWIGLU
     numerics: Numerics = Numerics.W4A4
+    activation_scaling: ActivationScaling = ActivationScaling.CHECKPOINT
+    shared_gate: bool = False
+    """Whether the shared experts' output is multiplied by the sigmoid of a gate of its own."""
     ep_size: int = 1
     """Ranks the routed experts are spread over."""
     shared_placement: SharedExpertPlacement | None = None
@@ -90,8 +94,13 @@ class Problem:
         is_number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
         if not is_number or not math.isfinite(factor) or factor <= 0:
             raise ArgumentError("routed_scaling_factor", "a finite number greater than 0", repr(factor))
-        if not isinstance(self.norm_topk_prob, bool):
-            raise ArgumentError("norm_topk_prob", "True or False", repr(self.norm_topk_prob))
+        for name in ("norm_topk_prob", "shared_gate"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(name, "True or False", repr(getattr(self, name)))
+        if self.activation_scaling is ActivationScaling.PER_TOKEN and self.numerics is Numerics.W4A16:
+            raise ArgumentError("activation_scaling", "checkpoint with numerics w4a16, which rounds none", "per_token")
+        if self.shared_gate and self.num_shared_experts == 0:
+            raise ArgumentError("shared_gate", "False without shared experts", "True")
         if (self.shared_format is SharedExpertFormat.NONE) != (self.num_shared_experts == 0):
             raise ArgumentError(
                 "shared_format",
@@ -117,6 +126,7 @@ _ENUMERATIONS: dict[str, type[Any]] = {
     "routed_scaling": RoutedScaling,
     "activation": Activation,
     "numerics": Numerics,
+    "activation_scaling": ActivationScaling,
     "shared_placement": SharedExpertPlacement,
 }
 

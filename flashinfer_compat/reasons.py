@@ -29,6 +29,7 @@ class ReasonCode(str, enum.Enum):
     SHARED_FORMAT = "shared_format"
     EXPERT_PARALLELISM = "expert_parallelism"
     SHARED_PLACEMENT = "shared_placement"
+    SHARED_GATE = "shared_gate"
     ROUTED_SCALING = "routed_scaling"
     NEEDS_LOGITS = "needs_logits"
     NEEDS_TOPK = "needs_topk"

@@ -9,6 +9,7 @@ from flashinfer_compat.errors import UnknownNameError
 
 __all__ = [
     "Activation",
+    "ActivationScaling",
     "Backend",
     "Evidence",
     "Numerics",
@@ -54,6 +55,15 @@ class Numerics(str, enum.Enum):
     """Weights and the inputs of both GEMMs."""
     W4A16 = "w4a16"
     """Weights only."""
+
+
+class ActivationScaling(str, enum.Enum):
+    """Which global scale activations are rounded to NVFP4 with, inside the routed kernel."""
+
+    CHECKPOINT = "checkpoint"
+    """The checkpoint's input scales."""
+    PER_TOKEN = "per_token"
+    """Each row's own, amax / (6 * 448), at both GEMMs."""
 
 
 class Evidence(str, enum.Enum):

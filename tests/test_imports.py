@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "flashinfer_compat"
 LAYERS = (
     ("errors", "architectures", "versions", "reasons"),
     ("vocabulary",),
-    ("problem", "inputs"),
+    ("problem", "inputs", "options", "outputs"),
     ("environment", "signatures"),
     ("features",),
     ("planning",),
@@ -23,6 +23,7 @@ LAYERS = (
     ("weights",),
     ("backends",),
     ("machine",),
+    ("calls",),
     ("ops",),
     ("moe",),
     ("report", "adoption"),
@@ -64,10 +65,13 @@ ALLOWED = {"packaging", "flashinfer_compat", *sys.stdlib_module_names}
 EXTRAS = {
     "numerics": {"torch"},
     "weights": {"torch", "safetensors"},
-    "backends": {"torch"},
+    "backends": {"torch", "triton"},
     "moe": {"torch"},
     "ops": {"torch"},
     "inputs": {"torch"},
+    "options": {"torch"},
+    "outputs": {"torch"},
+    "calls": {"torch"},
     "cli": {"rich", "torch", "safetensors"},
 }
 

@@ -15,6 +15,7 @@ from flashinfer_compat.errors import ArgumentError, UnknownNameError
 from flashinfer_compat.problem import DEEPSEEK_R1, Problem
 from flashinfer_compat.vocabulary import (
     Activation,
+    ActivationScaling,
     Numerics,
     RoutedScaling,
     RoutingInput,
@@ -81,6 +82,7 @@ ENUMERATIONS: dict[str, type[enum.Enum]] = {
     "routed_scaling": RoutedScaling,
     "activation": Activation,
     "numerics": Numerics,
+    "activation_scaling": ActivationScaling,
     "shared_placement": SharedExpertPlacement,
 }
 
@@ -103,8 +105,17 @@ def test_none_is_no_name(field: str) -> None:
 
 def test_every_field_is_in_the_tests_of_names_or_sizes() -> None:
     sizes = {"hidden_size", "intermediate_size", "num_experts", "top_k", "num_shared_experts", "n_group", "topk_group"}
-    others = {"ep_size", "routed_scaling_factor", "norm_topk_prob"}
+    others = {"ep_size", "routed_scaling_factor", "norm_topk_prob", "shared_gate"}
     assert {field.name for field in dataclasses.fields(Problem)} == sizes | others | set(ENUMERATIONS)
+
+
+def test_what_has_no_meaning_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="activation_scaling"):
+        problem(activation_scaling="per_token", numerics="w4a16")
+    with pytest.raises(ArgumentError, match="shared_gate"):
+        problem(shared_gate=True)
+    with pytest.raises(ArgumentError, match="shared_gate"):
+        problem(shared_gate="yes")
 
 
 def test_names_become_members() -> None:
@@ -190,6 +201,8 @@ def test_deepseek_r1() -> None:
         "routed_scaling": "routing_weights",
         "activation": "swiglu",
         "numerics": "w4a4",
+        "activation_scaling": "checkpoint",
+        "shared_gate": False,
         "ep_size": 1,
         "shared_placement": None,
     }

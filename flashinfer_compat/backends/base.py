@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from flashinfer_compat.inputs import Routing
+    from flashinfer_compat.inputs import HiddenStates, Routing
+    from flashinfer_compat.options import CallOptions, LayerOptions
+    from flashinfer_compat.outputs import UnfinalizedOutput
     from flashinfer_compat.planning.decision import Plan
-    from flashinfer_compat.weights.values import MoELayerWeights
 
 __all__ = ["BackendModule", "PreparedLayer"]
 
@@ -24,6 +25,11 @@ class PreparedLayer:
     """The code of the plan's backend."""
     device: torch.device
     """Where the weights are, and hidden states must be."""
+    input_scale: torch.Tensor
+    """float32 []: the multiplier of the codes in a `QuantizedInput`, common to all experts; without meaning where the
+    plan's activation_scaling is per_token."""
+    adds_shared: bool
+    """Whether shared experts are part of this rank's result."""
     state: Any
     """What the backend keeps; only it looks inside."""
     number: int = -1
@@ -31,12 +37,23 @@ class PreparedLayer:
 
 
 class BackendModule(Protocol):
-    """The two functions of a backend's module."""
+    """The functions of a backend's module. All inputs are checked before they are called."""
 
-    def prepare(self, weights: MoELayerWeights, plan: Plan) -> Any:
-        """The weights in this backend's layout."""
+    def prepare(self, weights: Any, plan: Plan, options: LayerOptions) -> Any:
+        """The weights in this backend's layout.
+
+        `weights` are `MoELayerWeights` made for `plan`, or what else `moe.prepare` lets pass to this backend.
+        """
         ...
 
-    def run(self, hidden_states: torch.Tensor, layer: PreparedLayer, routing: Routing) -> torch.Tensor:
-        """The layer's output, of the shape and dtype of `hidden_states`, which are checked already."""
+    def run(
+        self, hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, options: CallOptions
+    ) -> torch.Tensor:
+        """The layer's output [T, H]: of the dtype of `hidden_states`, bfloat16 for a `QuantizedInput`."""
+        ...
+
+    def run_unfinalized(
+        self, hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, options: CallOptions
+    ) -> UnfinalizedOutput:
+        """The layer's output before the sum over each token's experts."""
         ...

@@ -6,25 +6,28 @@ one rounding at the end; FlashInfer's kernels round each expert's output to bf16
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
 
 from flashinfer_compat.backends.base import PreparedLayer
 from flashinfer_compat.backends.routing import topk_from_logits
-from flashinfer_compat.errors import TensorError
-from flashinfer_compat.inputs import LogitsRouting, PackedTopKRouting, Routing
-from flashinfer_compat.numerics.nvfp4 import Nvfp4Tensor, dequantize_nvfp4, quantize_nvfp4
+from flashinfer_compat.errors import ArgumentError, TensorError
+from flashinfer_compat.inputs import HiddenStates, LogitsRouting, PackedTopKRouting, QuantizedInput, Routing
+from flashinfer_compat.numerics.nvfp4 import Nvfp4Tensor, dequantize_nvfp4, per_token_scale, quantize_nvfp4
 from flashinfer_compat.numerics.routing import TopK, append_shared_experts, unpack_topk
+from flashinfer_compat.options import CallOptions, LayerOptions
+from flashinfer_compat.outputs import UnfinalizedOutput
 from flashinfer_compat.planning.decision import Plan
 from flashinfer_compat.problem import Problem
-from flashinfer_compat.vocabulary import Activation, Numerics
+from flashinfer_compat.vocabulary import Activation, ActivationScaling, Numerics
 from flashinfer_compat.weights.shared import append_shared, common_input_scale, split_shared
 from flashinfer_compat.weights.values import DenseExperts, MoELayerWeights, Nvfp4Experts
 
-__all__ = ["ReferenceState", "prepare", "run"]
+__all__ = ["ReferenceState", "prepare", "run", "run_unfinalized"]
 
 _Tensors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -42,42 +45,121 @@ class ReferenceState:
     """Routed experts, and behind them the shared ones where the strategy is fused."""
     shared: Nvfp4Experts | DenseExperts | None
     """The shared MLP where the strategy is split and this rank adds it."""
+    shared_gate: torch.Tensor | None
     local_expert_offset: int
     """Id of the first expert; tokens of other ranks' experts are left out."""
+    input_scale: torch.Tensor
+    """float32 []: of the codes in a `QuantizedInput`."""
 
 
-def prepare(weights: MoELayerWeights, plan: Plan) -> ReferenceState:
-    """Keep the checkpoint's tensors; a fused strategy gets the shared experts as rows and one common input scale."""
+def prepare(weights: MoELayerWeights, plan: Plan, options: LayerOptions) -> ReferenceState:
+    """Keep the checkpoint's tensors; a fused strategy gets the shared experts as rows and one common input scale.
+
+    Raises:
+        ArgumentError: 4over6 rounding was asked for, which this backend does not have.
+    """
+    if options.nvfp4_4over6 is not None:
+        raise ArgumentError("options.nvfp4_4over6", "None on the torch backend", repr(options.nvfp4_4over6))
     if not plan.strategy.is_fused:
-        return ReferenceState(
-            weights.routed, weights.shared if weights.adds_shared else None, weights.local_expert_offset
-        )
-    shared = split_shared(weights)
+        largest = weights.routed.gate_up_input_scale.amax()
+        if weights.routed_input_scale is not None:
+            largest = torch.full_like(largest, weights.routed_input_scale)
+        shared = weights.shared if weights.adds_shared else None
+        return ReferenceState(weights.routed, shared, weights.shared_gate, weights.local_expert_offset, largest)
+    appended = split_shared(weights)
     # Planning refuses fused strategies for any other format.
-    assert isinstance(shared, Nvfp4Experts)
-    return ReferenceState(common_input_scale(append_shared(weights.routed, shared)), None, 0)
+    assert isinstance(appended, Nvfp4Experts)
+    experts = common_input_scale(append_shared(weights.routed, appended))
+    return ReferenceState(experts, None, None, 0, experts.gate_up_input_scale[0, 0])
 
 
-@torch.no_grad()
-def run(hidden_states: torch.Tensor, layer: PreparedLayer, routing: Routing) -> torch.Tensor:
+def run(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, options: CallOptions) -> torch.Tensor:
     """The layer's output.
 
     Raises:
         TensorError: hidden states or routing weights are not finite, or expert ids are out of range. This looks at
             the values; other backends do not.
     """
-    problem, state = layer.plan.problem, layer.state
-    _require_finite(hidden_states, "hidden_states")
-    topk = _top_k(problem, routing)
-    if layer.plan.strategy.is_fused:
-        topk = append_shared_experts(topk, problem.num_experts, problem.num_shared_experts)
-    # Autocast would run the float32 products in bf16.
-    with torch.autocast(hidden_states.device.type, enabled=False):
-        values = hidden_states.to(torch.float32)
-        output = _routed(values, topk, state, problem)
-        if state.shared is not None:
-            output += _expert(values, state.shared, 0, problem)
-    return output.to(hidden_states.dtype)
+    call = _Call.of(hidden_states, layer, routing, options)
+    with call.exact():
+        output = torch.zeros_like(call.values)
+        for token, slot, rows in _expert_rows(call):
+            output.index_add_(0, token, call.topk.weights[token, slot].unsqueeze(-1) * rows)
+        if layer.state.shared is not None:
+            output += _shared(call)
+        result = output.to(torch.bfloat16 if isinstance(hidden_states, QuantizedInput) else hidden_states.dtype)
+        return result if options.output is None else options.output.copy_(result)
+
+
+def run_unfinalized(
+    hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, options: CallOptions
+) -> UnfinalizedOutput:
+    """The rows of the experts held, in the order of their slots, in bfloat16."""
+    call = _Call.of(hidden_states, layer, routing, options)
+    tokens, slots = call.topk.ids.shape
+    with call.exact():
+        device = call.values.device
+        rows = torch.zeros(tokens * slots, call.values.shape[1], dtype=torch.bfloat16, device=device)
+        index = torch.full((tokens, slots), -1, dtype=torch.int32, device=device)
+        for token, slot, values in _expert_rows(call):
+            row = token * slots + slot
+            rows[row] = values.to(torch.bfloat16)
+            index[token, slot] = row.to(torch.int32)
+        shared = _shared(call).to(torch.bfloat16) if layer.state.shared is not None else None
+    return UnfinalizedOutput(rows, call.topk.weights, index, shared)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call's inputs in float32."""
+
+    problem: Problem
+    state: ReferenceState
+    values: torch.Tensor
+    """[T, H]: the routed experts' input."""
+    is_rounded: bool
+    """Whether `values` are what a `QuantizedInput` holds."""
+    shared_values: torch.Tensor
+    """[T, H]: the input of a shared MLP beside them."""
+    topk: TopK
+    lora_delta: torch.Tensor | None
+    """[T, slots, 2I], up then gate."""
+
+    @classmethod
+    def of(cls, given: HiddenStates, layer: PreparedLayer, routing: Routing, options: CallOptions) -> _Call:
+        problem, state = layer.plan.problem, layer.state
+        values, is_rounded = _dequantized(given, state), isinstance(given, QuantizedInput)
+        _require_finite(values, "hidden_states")
+        shared = given.hidden_states if isinstance(given, QuantizedInput) else given
+        topk = _top_k(problem, routing)
+        if options.routing_replay_out is not None:
+            options.routing_replay_out[: topk.ids.shape[0]].copy_(topk.ids)
+        delta = options.gemm1_lora_delta
+        if layer.plan.strategy.is_fused:
+            topk = append_shared_experts(topk, problem.num_experts, problem.num_shared_experts)
+            delta = None if delta is None else functional.pad(delta, (0, 0, 0, problem.num_shared_experts))
+        return cls(
+            problem,
+            state,
+            values,
+            is_rounded,
+            values if shared is None else shared.to(torch.float32),
+            topk,
+            None if delta is None else delta.to(torch.float32),
+        )
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """No gradients, and no autocast, which would run the float32 products in bf16."""
+        with torch.no_grad(), torch.autocast(self.values.device.type, enabled=False):
+            yield
+
+
+def _dequantized(given: HiddenStates, state: ReferenceState) -> torch.Tensor:
+    if not isinstance(given, QuantizedInput):
+        return given.to(torch.float32)
+    scale = state.input_scale if given.per_token_scale is None else given.per_token_scale
+    return dequantize_nvfp4(Nvfp4Tensor(given.codes, given.block_scale.view(torch.float8_e4m3fn), scale))
 
 
 def _top_k(problem: Problem, routing: Routing) -> TopK:
@@ -99,28 +181,42 @@ def _top_k(problem: Problem, routing: Routing) -> TopK:
     return TopK(ids, weights)
 
 
-def _routed(values: torch.Tensor, topk: TopK, state: ReferenceState, problem: Problem) -> torch.Tensor:
-    output = torch.zeros_like(values)
-    local = topk.ids - state.local_expert_offset
-    held = range(state.experts.num_experts)
-    for expert in sorted(set(local.flatten().tolist()).intersection(held)):
+def _expert_rows(call: _Call) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """For each expert held: its tokens and their slots [n], and its outputs [n, H] without the routing weights."""
+    local = call.topk.ids - call.state.local_expert_offset
+    for expert in sorted(set(local.flatten().tolist()).intersection(range(call.state.experts.num_experts))):
         token, slot = (local == expert).nonzero(as_tuple=True)
-        weight = topk.weights[token, slot].unsqueeze(-1)
-        output.index_add_(0, token, weight * _expert(values[token], state.experts, expert, problem))
+        delta = None if call.lora_delta is None else call.lora_delta[token, slot]
+        yield token, slot, _nvfp4_expert(call.values[token], call, call.state.experts, expert, delta)
+
+
+def _shared(call: _Call) -> torch.Tensor:
+    """What the shared MLP adds; it keeps its input scales whatever the routed experts' scaling is."""
+    shared, values = call.state.shared, call.shared_values
+    assert shared is not None
+    if isinstance(shared, DenseExperts):
+        gate, up = (functional.linear(values, weight.float()) for weight in shared.gate_up_weight[0])
+        output = functional.linear(_ACTIVATIONS[call.problem.activation](gate, up), shared.down_weight[0].float())
+    else:
+        apart = replace(call.problem, activation_scaling=ActivationScaling.CHECKPOINT)
+        output = _nvfp4_expert(values, replace(call, problem=apart, is_rounded=False), shared, 0)
+    if call.state.shared_gate is not None:
+        output = output * torch.sigmoid(functional.linear(values, call.state.shared_gate.float()))
     return output
 
 
-def _expert(values: torch.Tensor, experts: Nvfp4Experts | DenseExperts, index: int, problem: Problem) -> torch.Tensor:
-    """One expert's MLP over float32 [T, H]."""
-    activation = _ACTIVATIONS[problem.activation]
-    if isinstance(experts, DenseExperts):
-        gate, up = (functional.linear(values, weight.float()) for weight in experts.gate_up_weight[index])
-        return functional.linear(activation(gate, up), experts.down_weight[index].float())
+def _nvfp4_expert(
+    values: torch.Tensor, call: _Call, experts: Nvfp4Experts, index: int, delta: torch.Tensor | None = None
+) -> torch.Tensor:
+    """One expert's MLP over float32 [n, H]; `delta` [n, 2I] is added before the activation."""
+    problem = call.problem
     gate, up = (
-        functional.linear(_rounded(values, scale, problem), weight)
+        functional.linear(values if call.is_rounded else _rounded(values, scale, problem), weight)
         for scale, weight in zip(experts.gate_up_input_scale[index], _gate_up(experts, index), strict=True)
     )
-    hidden = _rounded(activation(gate, up), experts.down_input_scale[index], problem)
+    if delta is not None:
+        up, gate = (one + part for one, part in zip((up, gate), delta.chunk(2, dim=-1), strict=True))
+    hidden = _rounded(_ACTIVATIONS[problem.activation](gate, up), experts.down_input_scale[index], problem)
     return functional.linear(hidden, _down(experts, index))
 
 
@@ -128,6 +224,8 @@ def _rounded(values: torch.Tensor, input_scale: torch.Tensor, problem: Problem) 
     """Activations as a GEMM sees them."""
     if problem.numerics is Numerics.W4A16:
         return values
+    if problem.activation_scaling is ActivationScaling.PER_TOKEN:
+        input_scale = per_token_scale(values)
     return dequantize_nvfp4(quantize_nvfp4(values, input_scale, check=False))
 
 

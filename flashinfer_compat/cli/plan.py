@@ -19,6 +19,7 @@ from flashinfer_compat.planning.plan import AUTO, plan
 from flashinfer_compat.problem import DEEPSEEK_R1, Problem
 from flashinfer_compat.vocabulary import (
     Activation,
+    ActivationScaling,
     Backend,
     Evidence,
     Numerics,
@@ -58,10 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("activation", Activation, Activation.SWIGLU.value),
         ("numerics", Numerics, Numerics.W4A4.value),
         ("routed-scaling", RoutedScaling, RoutedScaling.ROUTING_WEIGHTS.value),
+        ("activation-scaling", ActivationScaling, _R1.activation_scaling.value),
         ("shared-placement", SharedExpertPlacement, "not said"),
     ):
         names = ", ".join(member.value for member in kind)
         layer.add_argument(f"--{name}", metavar="NAME", help=f"{names} (default: {default})")
+    layer.add_argument("--shared-gate", action="store_true", help="the shared experts have a sigmoid gate")
     choice = parser.add_argument_group("choice")
     evidence = [one.value for one in Evidence]
     choice.add_argument("--strategy", default=AUTO, metavar="NAME", help=_names(Strategy))
@@ -132,6 +135,10 @@ def _problem(options: argparse.Namespace) -> Problem:
         routed_scaling=parse(RoutedScaling, options.routed_scaling or _R1.routed_scaling, "--routed-scaling"),
         activation=parse(Activation, options.activation or _R1.activation, "--activation"),
         numerics=parse(Numerics, options.numerics or _R1.numerics, "--numerics"),
+        activation_scaling=parse(
+            ActivationScaling, options.activation_scaling or _R1.activation_scaling, "--activation-scaling"
+        ),
+        shared_gate=options.shared_gate,
         ep_size=options.ep_size,
         shared_placement=placement and parse(SharedExpertPlacement, placement, "--shared-placement"),
     )

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from flashinfer_compat.problem import Problem
 from flashinfer_compat.versions import in_range
-from flashinfer_compat.vocabulary import RoutingMethod, Strategy
+from flashinfer_compat.vocabulary import ActivationScaling, RoutingMethod, Strategy
 
 __all__ = ["KNOWN_ISSUES", "Effect", "KnownIssue"]
 
@@ -160,6 +160,17 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
         source=f"{_REPOSITORY}/issues/3559",
         entry_points=frozenset({"trtllm_fp4_block_scale_routed_moe"}),
         way_out="Compare small batches with a padded one.",
+    ),
+    KnownIssue(
+        id="per-token-tile-192",
+        title="kernels of tile 192 return NaN with per-token activation scales at large batches",
+        releases=">=0.6.16.dev0,<0.6.18rc1",
+        effect=Effect.REFUSED,
+        source=f"{_REPOSITORY}/issues/4486",
+        entry_points=frozenset({"trtllm_fp4_block_scale_moe", "trtllm_fp4_block_scale_routed_moe"}),
+        features=frozenset({"per_token_scale"}),
+        condition=lambda problem: problem.activation_scaling is ActivationScaling.PER_TOKEN,
+        way_out="Use the checkpoint's input scales, or FlashInfer 0.6.18 or newer.",
     ),
     KnownIssue(
         id="bf16-logits-read-as-float32",

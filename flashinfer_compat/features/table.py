@@ -76,6 +76,14 @@ FEATURES: tuple[Feature, ...] = (
     _routing_method("Sigmoid", "0.6.11"),
     _routing_method("TopKSigmoid", "0.6.18"),
     # The dense NVFP4 MLP.
+    Feature(
+        "per_token_quantize",
+        "NVFP4 quantizer with a scale for each token",
+        "nvfp4_quantize",
+        "per_token_activation",
+        since="0.6.11",
+        architectures=_FP4_UNITS,
+    ),
     Feature("fp4_quantize", "NVFP4 quantizer", "fp4_quantize", since="0.2.9", architectures=_FP4_UNITS),
     Feature(
         "silu_and_mul_quantize",

@@ -26,6 +26,7 @@ from flashinfer_compat.numerics.nvfp4 import (
     encode_e2m1,
     nvfp4_global_scale,
     pack_e2m1,
+    per_token_scale,
     quantize_nvfp4,
     unpack_e2m1,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "nvfp4_global_scale",
     "pack_e2m1",
     "pack_topk",
+    "per_token_scale",
     "permute_rows",
     "quantize_nvfp4",
     "route",

@@ -23,6 +23,7 @@ __all__ = [
     "encode_e2m1",
     "nvfp4_global_scale",
     "pack_e2m1",
+    "per_token_scale",
     "quantize_nvfp4",
     "unpack_e2m1",
 ]
@@ -172,6 +173,15 @@ def check_nvfp4_input(values: torch.Tensor, global_scale: torch.Tensor) -> None:
         worst = float(global_scale[~usable].flatten()[0])
         expected = f"finite positive numbers in {_GLOBAL_SCALE_MIN:.3g} .. {_GLOBAL_SCALE_MAX:.3g}"
         raise TensorError("global_scale", expected, f"{worst:g}", "nvfp4_global_scale(values) gives one.")
+
+
+def per_token_scale(values: torch.Tensor) -> torch.Tensor:
+    """A global scale for each row, amax / (6 * 448): float32 [T] of float32 [T, K]; 1 for a row of zeros.
+
+    Source: FlashInfer 0.7.4, quantization.cuh, per-token quantization; it gives a row of zeros the scale 0.
+    """
+    scale = values.to(torch.float32).abs().amax(-1) / (E2M1_MAX * E4M3_MAX)
+    return torch.where(scale > 0, scale, 1.0)
 
 
 def quantize_nvfp4(values: torch.Tensor, global_scale: torch.Tensor | float, *, check: bool = True) -> Nvfp4Tensor:

@@ -42,6 +42,12 @@ class KernelCall:
     """What the kernel reads the router's bias as."""
     flat_scale: bool
     """Whether block scales of activations must be one-dimensional."""
+    per_token_scale: bool
+    """Whether each token's own scale is passed, and the scalars leave the input scales out."""
+    writes_replay: bool
+    """Whether the kernel writes the experts it chose to `routing_replay_out`."""
+    mislabels_weights: bool
+    """Whether unfinalized expert weights are bf16 numbers under the dtype of the logits."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,12 @@ __all__ = [
     "DEEPSEEK_V3_UNGROUPED",
     "FUSED_SHARED",
     "METHODS",
+    "REPLAY_FUSED_SHARED",
+    "REPLAY_GROUPED",
+    "REPLAY_LLAMA4",
+    "REPLAY_OTHER",
     "ROUTED",
+    "WEIGHTS_LABELLED",
     "FusedSharedLimits",
     "Limits",
     "Sizes",
@@ -162,6 +167,13 @@ class FusedSharedLimits:
 
 
 FUSED_SHARED = FusedSharedLimits()
+
+WEIGHTS_LABELLED = "0.6.15"
+"""From here on the logits entry labels unfinalized expert weights bf16, which they always are."""
+
+REPLAY_GROUPED, REPLAY_OTHER, REPLAY_LLAMA4, REPLAY_FUSED_SHARED = "0.6.8", "0.6.13", "0.6.18", "0.7.1"
+"""From here on the logits entry writes `routing_replay_out`: for DeepSeekV3 with groups; for other methods, which
+accept it before and write nothing; for Llama4; beside fused shared experts, where it is refused before."""
 
 
 def limits_for(rows: tuple[Limits, ...], version: Version) -> tuple[Limits, ...]:

@@ -60,6 +60,14 @@ PROBLEM_RULES: tuple[Rule, ...] = (
         "Use split.",
     ),
     Rule(
+        ReasonCode.SHARED_GATE,
+        _FUSED,
+        _BACKENDS,
+        lambda problem: not problem.shared_gate,
+        "A fused kernel adds shared experts with weight 1.0; this layer's shared experts have a gate.",
+        "Use split.",
+    ),
+    Rule(
         ReasonCode.EXPERT_PARALLELISM,
         _FUSED,
         _BACKENDS,

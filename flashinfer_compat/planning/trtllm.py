@@ -17,7 +17,12 @@ from flashinfer_compat.planning.limits import (
     DEEPSEEK_V3_UNGROUPED,
     FUSED_SHARED,
     METHODS,
+    REPLAY_FUSED_SHARED,
+    REPLAY_GROUPED,
+    REPLAY_LLAMA4,
+    REPLAY_OTHER,
     ROUTED,
+    WEIGHTS_LABELLED,
     Limits,
     Sizes,
     limits_for,
@@ -28,6 +33,7 @@ from flashinfer_compat.reasons import Reason, ReasonCode
 from flashinfer_compat.versions import at_least, parse_version
 from flashinfer_compat.vocabulary import (
     Activation,
+    ActivationScaling,
     Evidence,
     RoutedScaling,
     RoutingInput,
@@ -131,7 +137,11 @@ def _needed_features(problem: Problem, strategy: Strategy) -> Iterator[str]:
         yield "fp4_moe_routed"
     else:
         yield "fp4_moe_logits"
-    yield "fp4_quantize"
+    if problem.activation_scaling is ActivationScaling.PER_TOKEN:
+        yield "per_token_scale"
+        yield "per_token_quantize"
+    if problem.activation_scaling is ActivationScaling.CHECKPOINT or _needs_dense_nvfp4(problem, strategy):
+        yield "fp4_quantize"
 
 
 def _answer_by_presence(problem: Problem, flashinfer: FlashInfer, strategy: Strategy) -> Answer:
@@ -266,6 +276,7 @@ def _call(
     from_topk = entry_point == ROUTED_ENTRY
     routes_by_group = not from_topk and problem.routing_method is RoutingMethod.DEEPSEEK_V3
     local = (problem.num_experts + expanded) // problem.ep_size
+    version = flashinfer.behaviour
     return KernelCall(
         entry_point=entry_point,
         num_experts=num_experts,
@@ -284,7 +295,21 @@ def _call(
         logits_dtype=_logits_dtype(problem.routing_method, flashinfer.behaviour),
         bias_dtype=_bias_dtype(flashinfer.behaviour),
         flat_scale=flashinfer.behaviour is not None and flashinfer.behaviour < Version("0.2.13"),
+        per_token_scale=problem.activation_scaling is ActivationScaling.PER_TOKEN,
+        writes_replay=not from_topk and _writes_replay(problem, strategy, flashinfer.behaviour),
+        mislabels_weights=not from_topk and not (version is None or at_least(version, WEIGHTS_LABELLED)),
     )
+
+
+def _writes_replay(problem: Problem, strategy: Strategy, version: Version | None) -> bool:
+    if version is None:
+        return False
+    since = REPLAY_GROUPED if problem.is_grouped else REPLAY_OTHER
+    if problem.routing_method is RoutingMethod.LLAMA4:
+        since = REPLAY_LLAMA4
+    if strategy is Strategy.NATIVE:
+        since = REPLAY_FUSED_SHARED
+    return at_least(version, since)
 
 
 def _logits_dtype(method: RoutingMethod, version: Version | None) -> str:

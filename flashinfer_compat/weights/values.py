@@ -17,6 +17,7 @@ from flashinfer_compat.errors import ArgumentError, TensorError
 from flashinfer_compat.problem import Problem
 from flashinfer_compat.vocabulary import (
     Activation,
+    ActivationScaling,
     Numerics,
     RoutedScaling,
     RoutingInput,
@@ -197,6 +198,9 @@ class MoELayerWeights:
     ep_size: int = 1
     shared_placement: SharedExpertPlacement | None = None
     """Needed with shared experts and ep_size > 1."""
+    shared_gate: torch.Tensor | None = None
+    """[1, H], as stored (bf16 or float32): the shared experts' output is multiplied by sigmoid(hidden_states @ gate.T),
+    where a model has such a gate."""
     routed_input_scale: float | None = None
     """The largest gate or up input scale of the routed experts of all ranks, so that all ranks quantize alike; needed
     with ep_size > 1, otherwise it is that of the experts held."""
@@ -220,6 +224,8 @@ class MoELayerWeights:
         if (self.shared is None) != (config.num_shared_experts == 0):
             expected = f"weights of {config.num_shared_experts} shared experts, as config.num_shared_experts says"
             raise ArgumentError("shared", expected, "none" if self.shared is None else "weights")
+        if self.shared_gate is not None:
+            _require_tensor("shared_gate", self.shared_gate, ("bfloat16", "float32"), (1, config.hidden_size))
         if self.shared is not None:
             cuts = self.ep_size if self.shared_placement is SharedExpertPlacement.SHARDED else 1
             _require_sizes("shared", self.shared, 1, config.hidden_size, width * config.num_shared_experts // cuts)
@@ -256,6 +262,7 @@ class MoELayerWeights:
         *,
         routed_scaling: RoutedScaling | str = RoutedScaling.ROUTING_WEIGHTS,
         numerics: Numerics | str = Numerics.W4A4,
+        activation_scaling: ActivationScaling | str = ActivationScaling.CHECKPOINT,
     ) -> Problem:
         """What planning needs to know of this layer; the arguments say how it will be called.
 
@@ -279,6 +286,8 @@ class MoELayerWeights:
             routed_scaling=parse(RoutedScaling, routed_scaling, "routed_scaling"),
             activation=config.activation,
             numerics=parse(Numerics, numerics, "numerics"),
+            activation_scaling=parse(ActivationScaling, activation_scaling, "activation_scaling"),
+            shared_gate=self.shared_gate is not None,
             ep_size=self.ep_size,
             shared_placement=self.shared_placement,
         )

@@ -135,7 +135,7 @@ MOE_SINCE_0_6_17 = {
     "nvfp4_4over6",
     "lora_delta",
 }
-DENSE = {"fp4_quantize", "mm_fp4_cudnn", "mm_fp4_trtllm", "mm_fp4_cutlass", "mm_fp4_cute_dsl"}
+DENSE = {"fp4_quantize", "per_token_quantize", "mm_fp4_cudnn", "mm_fp4_trtllm", "mm_fp4_cutlass", "mm_fp4_cute_dsl"}
 ANYWHERE = {
     *(name for name in NAMES if name.startswith("routing_") and name != "routing_replay"),
     "scale_interleave",
@@ -310,6 +310,10 @@ BORDERS: dict[str, tuple[str, str]] = {
     ),
     # No fix is known.
     "routed-batch-dependent": ("0.6.7.post3 0.6.8", "0.6.8.post1 0.6.9rc1 0.6.9 0.7.4"),
+    "per-token-tile-192": (
+        "0.6.15.post1 0.6.18rc1 0.6.18 0.7.4",
+        "0.6.16.dev1 0.6.16rc5 0.6.16 0.6.16.post4 0.6.17 0.6.18.dev1",
+    ),
     "bf16-logits-read-as-float32": ("0.2.9 0.6.0rc1 0.6.0", "0.2.10.dev1 0.2.10 0.5.3 0.6.0.dev1"),
     "tuple-topk-float32": ("0.6.11.post3 0.6.15 0.7.4", "0.6.12.dev1 0.6.12rc1 0.6.12 0.6.14 0.6.15.dev1"),
     "linear-layout-ignored": ("0.6.7 0.7.4", "0.2.9 0.6.6 0.6.7.dev1"),

@@ -33,6 +33,9 @@ LOGITS_CALL = KernelCall(
     logits_dtype="float32",
     bias_dtype="float32",
     flat_scale=False,
+    per_token_scale=False,
+    writes_replay=True,
+    mislabels_weights=False,
 )
 TOPK_CALL = replace(
     LOGITS_CALL,
@@ -41,6 +44,7 @@ TOPK_CALL = replace(
     n_group=None,
     topk_group=None,
     topk_format="tuple",
+    writes_replay=False,
 )
 EP8 = {"ep_size": 8, "shared_placement": "replicated"}
 
@@ -106,10 +110,38 @@ EP8 = {"ep_size": 8, "shared_placement": "replicated"}
                 n_group=None,
                 topk_group=None,
                 logits_dtype="bfloat16",
+                writes_replay=False,
+                mislabels_weights=True,
             ),
         ),
         # No n_group at all would divide by zero before 0.6.8.
-        ("0.5.3", {"n_group": 1, "topk_group": 1}, "split", replace(LOGITS_CALL, n_group=1, topk_group=1)),
+        (
+            "0.5.3",
+            {"n_group": 1, "topk_group": 1},
+            "split",
+            replace(LOGITS_CALL, n_group=1, topk_group=1, writes_replay=False, mislabels_weights=True),
+        ),
+        # Grouped DeepSeekV3 is replayed since 0.6.8, the others since 0.6.13; beside fused shared experts since 0.7.1.
+        ("0.6.8", {}, "split", replace(LOGITS_CALL, mislabels_weights=True)),
+        (
+            "0.6.12",
+            {"n_group": 1, "topk_group": 1},
+            "split",
+            replace(LOGITS_CALL, n_group=1, topk_group=1, writes_replay=False, mislabels_weights=True),
+        ),
+        (
+            "0.6.13",
+            {"n_group": 1, "topk_group": 1},
+            "split",
+            replace(LOGITS_CALL, n_group=1, topk_group=1, mislabels_weights=True),
+        ),
+        (
+            "0.6.17",
+            {},
+            "native",
+            replace(LOGITS_CALL, weight_rows=257, num_fused_shared_experts=1, writes_replay=False),
+        ),
+        ("0.7.4", {"activation_scaling": "per_token"}, "split", replace(LOGITS_CALL, per_token_scale=True)),
         # Rows of 2 * intermediate_size are shuffled by 128.
         ("0.7.4", {"intermediate_size": 2000}, "split", replace(LOGITS_CALL, intermediate_size=2048)),
         ("0.7.4", {"intermediate_size": 2032}, "split", replace(LOGITS_CALL, intermediate_size=2048)),

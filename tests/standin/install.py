@@ -17,7 +17,7 @@ import torch
 from flashinfer_compat.signatures.entry_points import ENTRY_POINTS
 from flashinfer_compat.signatures.model import FACTORY, OPAQUE, Parameter, Symbol
 from flashinfer_compat.signatures.recorded import recorded
-from standin import gemm, layout, moe, quantization
+from standin import gemm, layout, moe, quantization, recipe
 from standin.calls import UNSET, Call, Era, Kernel
 
 __all__ = ["StandIn", "installed", "release"]
@@ -42,6 +42,8 @@ _EXPORTS: Mapping[str, tuple[tuple[str, str, str | None], ...]] = {
 }
 """(module, first release, release it is gone from) beside the module that defines a name; others: ENTRY_POINTS."""
 
+_RECIPES_SINCE = "0.7.1"
+
 
 class StandIn:
     """One release: its modules, its functions by name, and every call made of them."""
@@ -60,6 +62,12 @@ class StandIn:
         for name, symbol in self.symbols.items():
             for module in self._exporting(symbol):
                 setattr(self._module(module), name, self.objects[name])
+        if self.era.since(_RECIPES_SINCE):
+            # They are no entry points of this package's, and so in no record.
+            for found in (recipe.NVFP44Over6Config, recipe.NVFP44Over6ErrMode):
+                self.objects[found.__name__] = found
+                for module in (_TOP, _QUANTIZATION):
+                    setattr(self._module(module), found.__name__, found)
         self._module(_TOP).__version__ = self.era.version  # type: ignore[attr-defined]
 
     def named(self, name: str) -> list[Call]:

@@ -14,18 +14,11 @@ from standin.calls import Call, Era
 from standin.faults import LaunchError, need
 from standin.limits import Sizes
 
-__all__ = ["Launch", "check_tensors", "read_launch"]
+__all__ = ["Launch", "check_per_expert", "check_tensors", "read_launch"]
 
 _SCALARS = ("output1_scale_scalar", "output1_scale_gate_scalar", "output2_scale_scalar")
-_NOT_MODELLED = (
-    "per_token_scale",
-    "valid_hidden_size",
-    "valid_intermediate_size",
-    "workspace_buffer",
-    "nvfp4_4over6",
-    "gemm1_lora_delta",
-    "routing_metadata",
-)
+_PARAMETERS = ("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit")
+_NOT_MODELLED = ("valid_hidden_size", "valid_intermediate_size", "routing_metadata")
 
 
 @dataclass(frozen=True)
@@ -49,12 +42,24 @@ class Launch:
         """top_k + num_fused_shared_experts."""
         return self.sizes.top_k + self.sizes.shared
 
+    @property
+    def per_token(self) -> torch.Tensor | None:
+        """float32 [T]: the activations' own scales, where there are such."""
+        scale: torch.Tensor | None = self.call.get("per_token_scale")
+        return scale
+
+    @property
+    def lora(self) -> torch.Tensor | None:
+        """bf16 [T, top_k, 2 I]: what is added to GEMM1, up before gate, in the order before any shuffle."""
+        delta: torch.Tensor | None = self.call.get("gemm1_lora_delta")
+        return delta
+
 
 def read_launch(era: Era, call: Call) -> Launch:
     """The launch of a call.
 
     Raises:
-        TypeError: a number is not an integer, or a tensor not a tensor.
+        TypeError: a number is not an integer, a flag not a bool, or a tensor not a tensor.
         NotImplementedError: an argument is given that is not modelled.
     """
     for name in _NOT_MODELLED:
@@ -73,6 +78,7 @@ def read_launch(era: Era, call: Call) -> Launch:
         method=_method(era, _integer(call, "routing_method_type")),
     )
     _check_tile(era, call)
+    _check_tuning(call)
     tokens, width = hidden_states.shape
     packed = 2 if hidden_states.dtype == torch.uint8 else 1
     return Launch(era, call, sizes, tokens, width * packed, _integer(call, "intermediate_size"))
@@ -105,7 +111,6 @@ def check_tensors(launch: Launch) -> None:
         _check_shapes_loosely(launch)
     if launch.sizes.shared:
         _check_shared_rows(launch)
-    _check_output(launch)
     need(launch.hidden % 128 == 0 and launch.intermediate % 64 == 0, "no kernel for rows that fill no tile of 128")
     # FlashInfer 0.7.4, pad_trtllm_moe_weights: a smaller hidden_alignment "gives wrong results" for NVFP4.
     call.misread(launch.hidden % 256 != 0, "hidden_size is not a multiple of 256, the depth of GEMM1's tile")
@@ -132,7 +137,7 @@ def _shapes(launch: Launch) -> Iterator[tuple[str, tuple[int, ...]]]:
     rows, hidden, intermediate = launch.rows, launch.hidden, launch.intermediate
     yield "gemm1_weights_scale", (rows, 2 * intermediate, hidden // 16)
     yield "gemm2_weights_scale", (rows, hidden, intermediate // 16)
-    for name in (*_SCALARS, "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"):
+    for name in (*_SCALARS, *_PARAMETERS):
         yield name, (rows,)
     yield "gemm1_bias", (rows, 2 * intermediate)
     yield "gemm2_bias", (rows, hidden)
@@ -196,19 +201,22 @@ def _check_shared_rows(launch: Launch) -> None:
         tensor = call.tensor(name)
         need(tensor.ndim == len(shape), f"{name} must be {len(shape)}D.")
         need(tensor.shape[0] == shape[0], f"{name} dim 0 must be local_num_experts + num_fused_shared_experts.")
+    for name in _PARAMETERS:
+        check_per_expert(launch, name)
 
 
-def _check_output(launch: Launch) -> None:
-    output = launch.call.get("output")
-    if output is None or not launch.call["do_finalize"]:
+def check_per_expert(launch: Launch, name: str) -> None:
+    """`check_optional_per_expert_float_tensor`.
+
+    Raises:
+        LaunchError: the tensor is there, and is not float32 [rows], contiguous.
+    """
+    if launch.call.get(name) is None:
         return
-    output = launch.call.tensor("output")
-    assert output.dtype == torch.bfloat16, f"output must be bfloat16, got {output.dtype}"
-    assert output.ndim == 2
-    assert output.shape[0] == launch.tokens, f"output.shape[0]={output.shape[0]} must be equal to {launch.tokens}"
-    assert output.shape[1] <= launch.hidden, f"output.shape[1]={output.shape[1]} must be at most {launch.hidden}"
-    if output.shape[1] < launch.hidden:
-        raise NotImplementedError("an output narrower than hidden_size is not modelled")
+    tensor = launch.call.tensor(name)
+    need(tensor.dtype == torch.float32, f"{name} must be float32.")
+    need(tuple(tensor.shape) == (launch.rows,), f"{name} must have shape [{launch.rows}].")
+    need(tensor.is_contiguous(), f"{name} must be contiguous.")
 
 
 def _check_tile(era: Era, call: Call) -> None:
@@ -221,6 +229,14 @@ def _check_tile(era: Era, call: Call) -> None:
         raise TypeError(f"tile_tokens_dim must be an int, got {tile!r}")
     sizes = (8, 16, 32, 64) if era.before("0.2.10") else (8, 16, 32, 64, 128)
     need(tile in sizes, f"tile_tokens_dim must be one of {sizes}")
+
+
+def _check_tuning(call: Call) -> None:
+    """Neither changes what is computed; the kernels' bindings and the tuner only take what they can read."""
+    if not isinstance(call.arguments.get("enable_pdl"), int | None):
+        raise TypeError(f"{call.name}: enable_pdl must be a bool, got {call['enable_pdl']!r}")
+    if "tune_max_num_tokens" in call.arguments:
+        _integer(call, "tune_max_num_tokens")
 
 
 def _tensors(call: Call) -> Iterator[tuple[str, torch.Tensor]]:

@@ -9,9 +9,10 @@ import torch
 
 from flashinfer_compat.vocabulary import RoutingMethod
 from standin.calls import Call, Era, Kernel
-from standin.experts import Unfinalized, finalize, run_experts
+from standin.experts import Unfinalized, finalize, run_experts, unwritten
 from standin.launch import Launch, check_tensors, read_launch
 from standin.limits import check_launcher
+from standin.optional import check_optional, check_replay
 from standin.routing import Chosen, from_logits, precomputed
 
 __all__ = ["KERNELS"]
@@ -24,9 +25,10 @@ _USER_FRAME = 4
 def _logits_entry(era: Era, call: Call) -> list[torch.Tensor]:
     launch = read_launch(era, call)
     _check_shared(launch)
-    _check_replay(launch)
+    check_replay(launch)
     _check_layout(launch)
     check_tensors(launch)
+    check_optional(launch)
     check_launcher(era, launch.sizes)
     return _result(launch, from_logits(launch))
 
@@ -36,6 +38,7 @@ def _routed_entry(era: Era, call: Call) -> list[torch.Tensor]:
     _check_shared(launch)
     _check_layout(launch)
     check_tensors(launch)
+    check_optional(launch)
     check_launcher(era, launch.sizes)
     return _result(launch, precomputed(launch))
 
@@ -48,24 +51,6 @@ def _check_shared(launch: Launch) -> None:
         raise ValueError("Fused shared experts (num_fused_shared_experts > 0) do not yet support expert parallelism")
     if sizes.method is not RoutingMethod.DEEPSEEK_V3:
         raise ValueError("Fused shared experts are only supported with DeepSeekV3 routing_method_type.")
-
-
-def _check_replay(launch: Launch) -> None:
-    if launch.call.get("routing_replay_out") is None:
-        return
-    replay, top_k = launch.call.tensor("routing_replay_out"), launch.sizes.top_k
-    if launch.sizes.shared and launch.era.before("0.7.1"):
-        raise ValueError("routing_replay_out is not supported with fused shared experts")
-    if replay.dtype != torch.int16:
-        raise ValueError(f"routing_replay_out must be int16, got {replay.dtype}")
-    if replay.ndim != 2 or replay.shape[1] != top_k:
-        raise ValueError(f"routing_replay_out must be [num_tokens, {top_k}], got {tuple(replay.shape)}")
-    if not replay.is_contiguous():
-        raise ValueError("routing_replay_out must be contiguous (packed row-major)")
-    if replay.shape[0] < launch.tokens:
-        if launch.era.since("0.7.4"):
-            raise ValueError(f"routing_replay_out dim0 must be >= num_tokens={launch.tokens}")
-        launch.call.misread(True, "routing_replay_out is too short: memory behind it is overwritten")
 
 
 def _check_layout(launch: Launch) -> None:
@@ -89,24 +74,34 @@ def _result(launch: Launch, chosen: Chosen | None) -> list[torch.Tensor]:
         experts, chosen = _nothing(launch)
     else:
         experts = run_experts(launch, chosen)
+    index = experts.permuted
+    if launch.era.before("0.5.3"):
+        index = index.reshape(launch.tokens, launch.slots)
+    activated = [] if launch.lora is None else [experts.gemm1_output]
     if not call["do_finalize"]:
-        index = experts.permuted
-        if launch.era.before("0.5.3"):
-            index = index.reshape(launch.tokens, launch.slots)
-        return [experts.gemm2_output, chosen.buffer, index]
-    finalized = finalize(launch, chosen, experts)
-    output = call.get("output")
-    return [finalized if output is None else output.copy_(finalized)]
+        return [experts.gemm2_output, chosen.buffer, index, *activated]
+    finalized = _written(launch, finalize(launch, chosen, experts))
+    return [finalized, index, *activated] if activated else [finalized]
+
+
+def _written(launch: Launch, finalized: torch.Tensor) -> torch.Tensor:
+    """The result, in the caller's buffer where there is one: as many columns of it as that has."""
+    output: torch.Tensor | None = launch.call.get("output")
+    if output is None:
+        return finalized
+    fits = output.ndim == 2 and output.shape[0] == launch.tokens and output.shape[1] <= launch.hidden
+    if fits and output.dtype == torch.bfloat16:
+        return output.copy_(finalized[:, : output.shape[1]])
+    return output.fill_(torch.nan) if output.is_floating_point() else output
 
 
 def _nothing(launch: Launch) -> tuple[Unfinalized, Chosen]:
     """Memory that nobody wrote: every number is NaN."""
     device = launch.call.tensor("hidden_states").device
     slots = launch.tokens * launch.slots
-    rows = torch.full((slots, launch.hidden), torch.nan, dtype=torch.bfloat16, device=device)
     weights = torch.full((launch.tokens, launch.slots), torch.nan, dtype=torch.bfloat16, device=device)
     index = torch.arange(slots, device=device)
-    return Unfinalized(rows, index.to(torch.int32)), Chosen(index, index, weights, weights)
+    return unwritten(launch, slots, index.to(torch.int32)), Chosen(index, index, weights, weights)
 
 
 KERNELS: Mapping[str, Kernel] = {

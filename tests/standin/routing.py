@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,10 @@ from standin.launch import Launch
 from standin.limits import check_logits, check_precomputed
 
 __all__ = ["Chosen", "from_logits", "precomputed"]
+
+
+_REPLAYS_SINCE: Mapping[object, str] = {"groups": "0.6.8", RoutingMethod.LLAMA4: "0.6.18"}
+"""The release from which a routing kernel writes the ids it chose; every other kernel: 0.6.13."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +181,15 @@ def _check_unpacked(launch: Launch, weights: torch.Tensor) -> None:
 
 
 def _write_replay(launch: Launch, topk: TopK) -> None:
+    """The routed ids in the order of the slots. A kernel that does not write them leaves the output as it is."""
     replay = launch.call.get("routing_replay_out")
-    if replay is not None:
+    if replay is None:
+        return
+    kernel = "groups" if launch.sizes.is_grouped else launch.sizes.method
+    if launch.era.since(_REPLAYS_SINCE.get(kernel, "0.6.13")):
         replay[: launch.tokens] = topk.ids.to(torch.int16)
+    else:
+        launch.call.misread(True, "routing_replay_out is not written by this routing kernel")
 
 
 def _labelled(launch: Launch, weights: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

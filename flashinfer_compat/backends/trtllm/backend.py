@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+from torch.nn import functional
 
 from flashinfer_compat.backends.base import PreparedLayer
 from flashinfer_compat.backends.trtllm.dense import SharedMlp, prepare_shared
+from flashinfer_compat.backends.trtllm.given import check_given
 from flashinfer_compat.backends.trtllm.moe import FusedCall, prepare_call
-from flashinfer_compat.backends.trtllm.weights import prepare_experts
+from flashinfer_compat.backends.trtllm.weights import TrtllmExperts, prepare_experts
 from flashinfer_compat.errors import BackendUnavailableError, TensorError
-from flashinfer_compat.inputs import Routing
+from flashinfer_compat.inputs import HiddenStates, QuantizedInput, Routing
+from flashinfer_compat.options import CallOptions, LayerOptions
+from flashinfer_compat.outputs import UnfinalizedOutput
 from flashinfer_compat.planning.decision import Plan
 from flashinfer_compat.weights.values import MoELayerWeights
 
-__all__ = ["TrtllmState", "prepare", "run"]
+__all__ = ["TrtllmState", "prepare", "run", "run_unfinalized"]
 
-SIDE_STREAM_TOKENS = 256
-"""Up to so many tokens the shared expert runs beside the routed ones; above, either fills the GPU alone."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -27,44 +32,100 @@ class TrtllmState:
 
     fused: FusedCall
     shared: SharedMlp | None
+    shared_gate: torch.Tensor | None
+    """bfloat16 [1, H]."""
     side_stream: torch.cuda.Stream | None
+    side_stream_tokens: int
+    input_scale: torch.Tensor
 
 
-def prepare(weights: MoELayerWeights, plan: Plan) -> TrtllmState:
+def prepare(weights: MoELayerWeights | TrtllmExperts, plan: Plan, options: LayerOptions) -> TrtllmState:
     """Bring the weights into the kernels' layout and find the installed functions; this imports flashinfer."""
     if plan.call is None:
         raise BackendUnavailableError("the plan names no FlashInfer kernel to prepare for.")
+    if isinstance(weights, TrtllmExperts):
+        check_given(weights, plan, plan.call)
+        return TrtllmState(prepare_call(plan, plan.call, weights, options), None, None, None, 0, weights.input_scale)
     shared = None
     if weights.shared is not None and weights.adds_shared and not plan.strategy.is_fused:
         shared = prepare_shared(weights.shared, plan)
     device = weights.routed.down_weight.device
     side_stream = None
-    if shared is not None and device.type == "cuda":
+    if shared is not None and device.type == "cuda" and options.side_stream_tokens > 0:
         side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     experts = prepare_experts(weights, plan.call)
-    fused = prepare_call(plan, plan.call, experts, weights.local_expert_offset)
-    return TrtllmState(fused, shared, side_stream)
+    gate = weights.shared_gate
+    return TrtllmState(
+        prepare_call(plan, plan.call, experts, options),
+        shared,
+        None if gate is None else gate.to(torch.bfloat16),
+        side_stream,
+        options.side_stream_tokens,
+        experts.input_scale,
+    )
 
 
-def run(hidden_states: torch.Tensor, layer: PreparedLayer, routing: Routing) -> torch.Tensor:
+def run(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, options: CallOptions) -> torch.Tensor:
     """The layer's output, bfloat16 like its input."""
-    if hidden_states.dtype != torch.bfloat16:
-        raise TensorError("hidden_states", "bfloat16 on the trtllm backend", str(hidden_states.dtype))
-    if hidden_states.shape[0] == 0:
-        return torch.empty_like(hidden_states)
     state: TrtllmState = layer.state
-    hidden_states = hidden_states.contiguous()
+    first = hidden_states.codes if isinstance(hidden_states, QuantizedInput) else hidden_states
+    if first.shape[0] == 0:
+        _require_bf16(hidden_states)
+        size = layer.plan.problem.hidden_size
+        return first.new_empty((0, size), dtype=torch.bfloat16) if options.output is None else options.output
+    routed, shared = _both(state, hidden_states, lambda given: state.fused(given, routing, options))
+    if shared is None:
+        return routed
+    # Into the caller's buffer where there is one, which the kernel has written.
+    return routed + shared if options.output is None else routed.add_(shared)
+
+
+def run_unfinalized(
+    hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, options: CallOptions
+) -> UnfinalizedOutput:
+    """The kernel's three tensors, and the shared experts' part on split."""
+    state: TrtllmState = layer.state
+    first = hidden_states.codes if isinstance(hidden_states, QuantizedInput) else hidden_states
+    if first.shape[0] == 0:
+        _require_bf16(hidden_states)
+        return state.fused.nothing(first, shared=state.shared is not None)
+    rows, shared = _both(state, hidden_states, lambda given: state.fused.unfinalized(given, routing, options))
+    return UnfinalizedOutput(*rows, shared)
+
+
+def _both(
+    state: TrtllmState, hidden_states: HiddenStates, routed: Callable[[HiddenStates], _T]
+) -> tuple[_T, torch.Tensor | None]:
+    """The routed experts' result and the shared experts'; both have read their input when this stream goes on."""
+    if not isinstance(hidden_states, QuantizedInput):
+        _require_bf16(hidden_states)
+        hidden_states = hidden_states.contiguous()
     if state.shared is None:
-        return state.fused(hidden_states, routing)
+        return routed(hidden_states), None
+    values = hidden_states.hidden_states if isinstance(hidden_states, QuantizedInput) else hidden_states
+    assert values is not None
     stream = state.side_stream
-    if stream is None or hidden_states.shape[0] > SIDE_STREAM_TOKENS:
-        return state.fused(hidden_states, routing) + state.shared(hidden_states)
+    if stream is None or values.shape[0] > state.side_stream_tokens:
+        return routed(hidden_states), _shared(state, values)
     # Fork and join by events, which a CUDA graph can capture.
-    current = torch.cuda.current_stream(hidden_states.device)
+    current = torch.cuda.current_stream(values.device)
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
-        shared = state.shared(hidden_states)
-    routed = state.fused(hidden_states, routing)
+        shared = _shared(state, values)
+    result = routed(hidden_states)
     current.wait_stream(stream)
     shared.record_stream(current)
-    return routed + shared
+    return result, shared
+
+
+def _shared(state: TrtllmState, values: torch.Tensor) -> torch.Tensor:
+    assert state.shared is not None
+    output = state.shared(values)
+    if state.shared_gate is None:
+        return output
+    return output * torch.sigmoid(functional.linear(values, state.shared_gate).float()).to(output.dtype)
+
+
+def _require_bf16(hidden_states: HiddenStates) -> None:
+    if not isinstance(hidden_states, QuantizedInput) and hidden_states.dtype != torch.bfloat16:
+        raise TensorError("hidden_states", "bfloat16 on the trtllm backend", str(hidden_states.dtype))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from flashinfer_compat.backends.trtllm.kernels import find
+from flashinfer_compat.backends.trtllm.kernels import Optional, find
 from flashinfer_compat.backends.trtllm.weights import DenseNvfp4Linear, DenseNvfp4Mlp, prepare_dense
 from flashinfer_compat.errors import BackendUnavailableError
 from flashinfer_compat.planning.decision import Plan
@@ -43,7 +43,13 @@ def prepare_shared(shared: Nvfp4Experts | DenseExperts, plan: Plan) -> SharedMlp
     if plan.dense is None:
         raise BackendUnavailableError("the plan names no FP4 GEMM for the NVFP4 shared expert.")
     quantizer, gemm = find("fp4_quantize"), find("mm_fp4")
-    quantize_arguments = {"sf_vec_size": 16, "sf_use_ue8m0": False, "is_sf_swizzled_layout": True}
+    quantize_arguments = {
+        "sf_vec_size": 16,
+        "sf_use_ue8m0": False,
+        "is_sf_swizzled_layout": True,
+        # None: off, not what an environment variable says.
+        "nvfp4_4over6": Optional(None),
+    }
     gemm_arguments = {"out_dtype": torch.bfloat16, "backend": plan.dense.backend}
     return _Nvfp4Mlp(
         prepare_dense(shared),

@@ -41,6 +41,16 @@ class Kernel:
         """Whether the installed function has the parameter."""
         return parameter in self.symbol.parameter_names
 
+    def require(self, parameter: str, value: Any) -> None:
+        """Refuse an argument that the installed function cannot be given.
+
+        Raises:
+            ArgumentError: the release has no such parameter; the error says since when it exists.
+        """
+        if not self.takes(parameter):
+            expected = f"to be left out: the installed {self.symbol.name} has no such parameter"
+            raise ArgumentError(parameter, expected, _shown(value), _since(self.symbol.name, parameter))
+
     def fit(self, arguments: Mapping[str, Any], later: tuple[str, ...] = ()) -> dict[str, Any]:
         """The keyword arguments of a call.
 
@@ -58,12 +68,7 @@ class Kernel:
             if self.takes(name):
                 fitted[name] = value
             elif not isinstance(argument, Optional) or value is not argument.default:
-                raise ArgumentError(
-                    name,
-                    f"to be left out: the installed {self.symbol.name} has no such parameter",
-                    _shown(value),
-                    _since(self.symbol.name, name),
-                )
+                self.require(name, value)
         required = {
             one.name
             for one in self.symbol.parameters or ()

@@ -51,15 +51,32 @@ class TrtllmExperts:
     gemm2_weights_scale: torch.Tensor
     """float8_e4m3fn [R, H, I/16], rows alike, in the 128x4 layout."""
     output1_scale_scalar: torch.Tensor
-    """float32 [R]: input scale * up's global scale / down's input scale."""
+    """float32 [R]: input scale * up's global scale / down's input scale; with a per-token scale up's global scale."""
     output1_scale_gate_scalar: torch.Tensor
-    """float32 [R]: input scale * gate's global scale."""
+    """float32 [R]: input scale * gate's global scale; with a per-token scale gate's global scale."""
     output2_scale_scalar: torch.Tensor
-    """float32 [R]: down's input scale * down's global scale."""
+    """float32 [R]: down's input scale * down's global scale; with a per-token scale down's global scale."""
     input_scale: torch.Tensor
-    """float32 []: the multiplier of the activations' codes, common to all experts."""
-    quantize_scale: torch.Tensor
-    """float32 [1]: 1 / input_scale, which is fp4_quantize's global_scale."""
+    """float32 []: the multiplier of the activations' codes, common to all experts; it is part of the scalars."""
+    local_expert_offset: int = 0
+    """Id of the first routed expert."""
+    gemm1_alpha: torch.Tensor | None = None
+    """float32 [R]: the factor of gate in its sigmoid; None is 1."""
+    gemm1_beta: torch.Tensor | None = None
+    """float32 [R]: added to up, divided by the dequantizing scale output1_scale_gate_scalar; None is 0."""
+    gemm1_clamp_limit: torch.Tensor | None = None
+    """float32 [R]: gate is cut above, up on both sides, divided like gemm1_beta; None is no limit."""
+    gemm1_bias: torch.Tensor | None = None
+    """float32 [R, 2I]: divided by the dequantizing scale of its half, rows in the order of gemm1_weights."""
+    gemm2_bias: torch.Tensor | None = None
+    """float32 [R, H]: divided by output2_scale_scalar, rows in the order of gemm2_weights."""
+    gate_up_alike: bool = True
+    """Whether gate and up of each expert have one global scale, as a LoRA delta needs it."""
+
+    @property
+    def quantize_scale(self) -> torch.Tensor:
+        """float32 [1]: 1 / input_scale, which is fp4_quantize's global_scale."""
+        return self.input_scale.reciprocal().reshape(1)
 
 
 @dataclass(frozen=True)
@@ -124,6 +141,8 @@ def prepare_experts(weights: MoELayerWeights, call: KernelCall) -> TrtllmExperts
     gemm2_rows = w2_permutation(hidden, device)
 
     common = _common_input_scale(parts, weights.routed_input_scale)
+    # With per-token scales the kernel multiplies each row's own in, at both GEMMs.
+    static = not call.per_token_scale
     gate_global, up_global = torch.cat([part.gate_up_global_scale for part in parts]).unbind(1)
     down_global = torch.cat([part.down_global_scale for part in parts])
     down_input = torch.cat([part.down_input_scale for part in parts])
@@ -136,11 +155,12 @@ def prepare_experts(weights: MoELayerWeights, call: KernelCall) -> TrtllmExperts
         gemm2_weights_scale=_lay_out(
             [part.down_block_scale for part in parts], gemm2_rows, (hidden, inter // BLOCK_SIZE)
         ),
-        output1_scale_scalar=common * up_global * down_input.reciprocal(),
-        output1_scale_gate_scalar=common * gate_global,
-        output2_scale_scalar=down_input * down_global,
+        output1_scale_scalar=common * up_global * down_input.reciprocal() if static else up_global.contiguous(),
+        output1_scale_gate_scalar=common * gate_global if static else gate_global.contiguous(),
+        output2_scale_scalar=down_input * down_global if static else down_global,
         input_scale=common,
-        quantize_scale=common.reciprocal().reshape(1),
+        local_expert_offset=weights.local_expert_offset,
+        gate_up_alike=torch.equal(gate_global, up_global),
     )
 
 

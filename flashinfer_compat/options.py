@@ -1,0 +1,50 @@
+"""What may change from call to call, and what may be set when a layer is prepared, beside plan, weights and inputs.
+
+Fields have FlashInfer's names. A FlashInfer release that lacks a field's argument refuses any value but the default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["NO_OPTIONS", "CallOptions", "LayerOptions"]
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """Settings of a prepared layer."""
+
+    side_stream_tokens: int = 256
+    """On split, up to so many tokens the shared experts run on a second stream beside the routed ones; more tokens
+    fill the GPU alone. 0: never. Without effect on a CPU."""
+    nvfp4_4over6: Any = None
+    """FlashInfer's `NVFP44Over6Config`, with activation_scaling per_token. None: off, whatever the environment says,
+    where the release has the argument (0.7.1 for the quantizer, 0.7.4 for the kernel)."""
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """Settings of one call. The torch backend takes no notice of those that only change speed."""
+
+    output: torch.Tensor | None = None
+    """bfloat16 [T, H], contiguous: where to write the result, which is then this tensor. It may share no memory with an
+    input."""
+    enable_pdl: bool | None = None
+    """Programmatic dependent launch of the MoE kernels; None: FlashInfer decides. Changes speed only."""
+    tune_max_num_tokens: int | None = None
+    """Largest T that FlashInfer's autotuner tunes for; None: the release's default. Changes speed only."""
+    routing_replay_out: torch.Tensor | None = None
+    """int16 [at least T, top_k], contiguous: receives the chosen routed experts."""
+    workspace_buffer: torch.Tensor | None = None
+    """uint8 [bytes], contiguous, aligned to 256 bytes: scratch memory of the kernel. Changes speed only."""
+    gemm1_lora_delta: torch.Tensor | None = None
+    """bfloat16 [T, top_k, 2 * intermediate_size], up then gate, in the units of the first GEMM's output: added to it
+    before the activation. The experts' gate and up must have equal global scales."""
+
+
+NO_OPTIONS = CallOptions()
+"""Every default; backends recognise it by identity."""
