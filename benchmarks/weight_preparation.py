@@ -5,18 +5,24 @@
 The last expert is the shared one. Each size runs in a process of its own, on random bytes. Memory is the highest
 resident set (on a GPU the allocator's peak) less what is there before the call and less the output. The copy is what
 copying as many bytes to new memory takes.
+
+The loop is what engines do with FlashInfer's helpers, expert by expert: its own permutation indices, an index, and its
+interleaving of block scales, which is compiled; on a CPU the same permutation in PyTorch stands in for that one. It
+needs an installed FlashInfer.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,25 +41,68 @@ def main() -> None:
     parser.add_argument("sizes", nargs="*", default=_SIZES, metavar="EXPERTS,HIDDEN,INTERMEDIATE")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = torch.device(options.device)
     if options.measure:
-        print(json.dumps(_measure(*_numbers(options.measure), device)))
+        measure = _measure_loop if options.loop else _measure
+        print(json.dumps(measure(*_numbers(options.measure), device)))
         return
-    print("| experts | hidden_size | intermediate_size | layer, GB | prepare, s | copy, s | beyond in- and output |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| experts | hidden | intermediate | layer, GB | prepare, s | FlashInfer's loop, s | copy, s | beyond |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    has_flashinfer = importlib.util.find_spec("flashinfer") is not None
     for size in options.sizes:
         found = _in_new_process(size, options.device)
         beyond = f"{found['beyond'] / _GB:.3f} GB, {found['beyond'] / found['layer']:.1%} of the layer"
-        times = f"{found['prepare']:.4f} | {found['copy']:.4f}"
+        loop = f"{_in_new_process(size, options.device, '--loop')['loop']:.4f}" if has_flashinfer else "not run"
+        times = f"{found['prepare']:.4f} | {loop} | {found['copy']:.4f}"
         print(f"| {size.replace(',', ' | ')} | {found['layer'] / _GB:.3f} | {times} | {beyond} |", flush=True)
 
 
-def _in_new_process(size: str, device: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.weight_preparation", "--device", device, "--measure", size]
+def _in_new_process(size: str, device: str, *more: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.weight_preparation", "--device", device, "--measure", size, *more]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(run.stdout)
     return found
+
+
+def _measure_loop(experts: int, hidden: int, inter: int, device: torch.device) -> dict[str, float]:
+    _loop(_experts(2, 256, 128, device))
+    weights = _experts(experts, hidden, inter, device)
+    _wait(device)
+    started = time.perf_counter()
+    _loop(weights)
+    _wait(device)
+    return {"loop": time.perf_counter() - started}
+
+
+def _loop(weights: Nvfp4Experts) -> list[torch.Tensor]:
+    """As vLLM 0.33 and SGLang 0.5.23 prepare weights."""
+    core = importlib.import_module("flashinfer.fused_moe.core")
+    on_gpu = weights.down_weight.device.type == "cuda"
+    interleave = importlib.import_module("flashinfer").nvfp4_block_scale_interleave if on_gpu else _interleave
+    prepared = []
+    for weight, scale, permutation in (
+        (weights.gate_up_weight, weights.gate_up_block_scale, core._maybe_get_cached_w3_w1_permute_indices),
+        (weights.down_weight, weights.down_block_scale, core.get_w2_permute_indices_with_cache),
+    ):
+        # One cache each: the indices of weights and of scales are not the same.
+        caches: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
+        codes, scales = [], []
+        for expert in range(weight.shape[0]):
+            matrix = weight[expert].flatten(0, -2)
+            codes.append(matrix[permutation(caches[0], matrix, 128).to(matrix.device)].contiguous())
+            matrix = scale[expert].view(torch.uint8).flatten(0, -2)
+            rows = permutation(caches[1], matrix, 128, num_elts_per_sf=16).to(matrix.device)
+            scales.append(interleave(matrix[rows].contiguous()))
+        prepared += [torch.stack(codes), torch.stack(scales)]
+        del codes, scales
+    return prepared
+
+
+def _interleave(scale: torch.Tensor) -> torch.Tensor:
+    rows, columns = scale.shape
+    return scale.view(rows // 128, 4, 32, columns // 4, 4).permute(0, 3, 2, 1, 4).reshape(-1)
 
 
 def _measure(experts: int, hidden: int, inter: int, device: torch.device) -> dict[str, float]:
@@ -162,7 +211,7 @@ def _status(name: str) -> int:
 
 
 def _bytes(tensors: Nvfp4Experts | TrtllmExperts) -> int:
-    return sum(getattr(tensors, field.name).nbytes for field in dataclasses.fields(tensors))
+    return sum(one.nbytes for one in vars(tensors).values() if isinstance(one, torch.Tensor))
 
 
 def _numbers(size: str) -> tuple[int, int, int]:

@@ -39,6 +39,8 @@ class FusedCall:
     quantize: Quantizer
     hidden_size: int
     gate_up_alike: bool
+    shared: TopK | None
+    """[1, S]: the slots of appended shared experts; None where none are appended."""
 
     def __call__(self, hidden_states: HiddenStates, routing: Routing, options: CallOptions) -> torch.Tensor:
         """bfloat16 [T, H]: the routed experts, and on a fused strategy the shared ones."""
@@ -135,23 +137,21 @@ class FusedCall:
         }
 
     def _topk(self, routing: Routing, replay: torch.Tensor | None) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        problem = self.plan.problem
         if isinstance(routing, PackedTopKRouting):
-            packed_as_given = self.call.topk_format == "packed" and not self.plan.strategy.is_fused
-            if packed_as_given and replay is None:
-                return routing.packed
             topk = TopK(*unpack_topk(routing.packed))
         elif isinstance(routing, LogitsRouting):
-            topk = topk_from_logits(problem, routing)
+            topk = topk_from_logits(self.plan.problem, routing)
         else:
             topk = TopK(routing.ids, routing.weights)
         if replay is not None:
             replay[: topk.ids.shape[0]].copy_(topk.ids)
-        if self.plan.strategy.is_fused:
-            topk = append_shared_experts(topk, problem.num_experts, problem.num_shared_experts)
+        ids, weights = topk.ids.to(torch.int32), topk.weights
+        if self.shared is not None:
+            ids = torch.cat((ids, self.shared.ids.expand(ids.shape[0], -1)), 1)
+            weights = torch.cat((weights.to(torch.float32), self.shared.weights.expand(ids.shape[0], -1)), 1)
         if self.call.topk_format == "packed":
-            return pack_topk(topk.ids, topk.weights)
-        return topk.ids.to(torch.int32).contiguous(), topk.weights.to(torch.float32).contiguous()
+            return pack_topk(ids, weights)
+        return ids.contiguous(), weights.to(torch.float32).contiguous()
 
 
 def prepare_call(plan: Plan, call: KernelCall, experts: TrtllmExperts, options: LayerOptions) -> FusedCall:
@@ -212,7 +212,14 @@ def prepare_call(plan: Plan, call: KernelCall, experts: TrtllmExperts, options: 
         prepare_quantizer(call, experts.quantize_scale, options),
         problem.hidden_size,
         experts.gate_up_alike,
+        _shared_slots(plan, experts.gemm1_weights.device) if call.topk_format and plan.strategy.is_fused else None,
     )
+
+
+def _shared_slots(plan: Plan, device: torch.device) -> TopK:
+    """Made once: a call only puts them behind each token's choice."""
+    nothing = TopK(torch.empty(1, 0, dtype=torch.int32, device=device), torch.empty(1, 0, device=device))
+    return append_shared_experts(nothing, plan.problem.num_experts, plan.problem.num_shared_experts)
 
 
 def _release_arguments(kernel: Kernel, call: KernelCall, activation: Activation) -> dict[str, Any]:
