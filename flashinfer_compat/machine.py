@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from flashinfer_compat.features.target import FlashInfer, Target, behaviour_of
 from flashinfer_compat.planning import plan as planning
 from flashinfer_compat.problem import Problem
 from flashinfer_compat.signatures.cache import read_installed
+from flashinfer_compat.verified import load
 from flashinfer_compat.versions import parse_version
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ def this_environment() -> Environment:
 @cache
 def this_machine() -> Target:
     """This machine, looked at once in a process. Neither torch nor flashinfer is imported."""
-    return target_of(this_environment(), read_flashinfer(this_environment()))
+    environment = this_environment()
+    return replace(target_of(environment, read_flashinfer(environment)), self_checks=load(environment))
 
 
 def plan(

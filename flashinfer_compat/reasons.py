@@ -21,6 +21,7 @@ class ReasonCode(str, enum.Enum):
     UNREADABLE = "unreadable"
     BEHAVIOUR_UNKNOWN = "behaviour_unknown"
     KNOWN_ISSUE = "known_issue"
+    REFUTED = "refuted"
     # The GPU
     NO_GPU = "no_gpu"
     ARCHITECTURE = "architecture"

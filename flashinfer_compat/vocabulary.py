@@ -69,6 +69,8 @@ class ActivationScaling(str, enum.Enum):
 class Evidence(str, enum.Enum):
     """How a capability is known, from weakest to strongest."""
 
+    REFUTED = "refuted"
+    """A numeric self-check ran here, with exactly this install, and disagreed with the reference, or failed."""
     ABSENT = "absent"
     """Not in this install."""
     PRESENT = "present"
@@ -80,7 +82,7 @@ class Evidence(str, enum.Enum):
 
     @property
     def rank(self) -> int:
-        """Position in the order absent < present < eligible < verified."""
+        """Position in the order refuted < absent < present < eligible < verified."""
         return list(Evidence).index(self)
 
 

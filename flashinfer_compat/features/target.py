@@ -10,6 +10,7 @@ from packaging.version import Version
 
 from flashinfer_compat.architectures import parse_architecture
 from flashinfer_compat.signatures.model import SymbolTable
+from flashinfer_compat.self_checks import SelfCheck
 from flashinfer_compat.signatures.recorded import recorded, releases
 from flashinfer_compat.versions import parse_version
 
@@ -42,6 +43,8 @@ class Target:
     """None where torch is not installed; "any" where it is taken to be."""
     libraries: Mapping[str, str] = field(default_factory=dict)
     """Versions of other distributions by name (cuda-tile, nvidia-cuda-tileiras, ...)."""
+    self_checks: tuple[SelfCheck, ...] = ()
+    """What numeric self-checks found on this machine with this install."""
 
     @staticmethod
     def from_release(version: str, architecture: str | None, torch_version: str | None = "any") -> Target:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flashinfer_compat.errors import ExpertParallelismError, StrategyUnavailableError
 from flashinfer_compat.features.target import Target
@@ -11,6 +12,7 @@ from flashinfer_compat.planning.rules import problem_reasons
 from flashinfer_compat.planning.trtllm import Answer, answer
 from flashinfer_compat.problem import Problem
 from flashinfer_compat.reasons import Reason, ReasonCode
+from flashinfer_compat.self_checks import CheckedKind
 from flashinfer_compat.vocabulary import Backend, Evidence, Strategy, parse
 
 __all__ = ["ALTERNATIVES", "AUTO", "assess", "plan"]
@@ -93,11 +95,36 @@ def assess(
     broken = tuple(problem_reasons(problem, strategy, backend))
     given = answer(problem, target, strategy) if backend is Backend.TRTLLM else _torch_answer(target)
     reasons = (*broken, *given.reasons)
+    if not reasons:
+        given = _as_checked(given, problem, target, strategy, backend)
     needed = least or (Evidence.ELIGIBLE if strategy.is_fused else Evidence.PRESENT)
     if not reasons and given.status.rank < needed.rank:
-        message = f"{needed.value} was required; this is {given.status.value}."
-        reasons = (Reason(ReasonCode.EVIDENCE, message, "Require less."),)
-    return Answer(reasons) if reasons else given
+        reasons = (_too_little(given, needed),)
+    return replace(Answer(reasons), status=_refuted_or_absent(given)) if reasons else given
+
+
+def _as_checked(given: Answer, problem: Problem, target: Target, strategy: Strategy, backend: Backend) -> Answer:
+    """The answer with what a self-check of its kind found here."""
+    kind = CheckedKind.of(problem, strategy, backend)
+    check = next((one for one in target.self_checks if one.kind == kind), None)
+    if check is None:
+        return given
+    notes = given.notes
+    if check.verdict is Evidence.REFUTED:
+        notes = (*notes, f"A self-check refuted it here: {check.problem}")
+    return replace(given, status=check.verdict, notes=notes)
+
+
+def _too_little(given: Answer, needed: Evidence) -> Reason:
+    if given.status is Evidence.REFUTED:
+        message = f"{given.notes[-1]}"
+        return Reason(ReasonCode.REFUTED, message, "To run it all the same, ask with require='refuted'.")
+    message = f"{needed.value} was required; this is {given.status.value}."
+    return Reason(ReasonCode.EVIDENCE, message, "Require less.")
+
+
+def _refuted_or_absent(given: Answer) -> Evidence:
+    return Evidence.REFUTED if given.status is Evidence.REFUTED else Evidence.ABSENT
 
 
 def _torch_answer(target: Target) -> Answer:

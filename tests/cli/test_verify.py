@@ -1,0 +1,54 @@
+"""The verify command, and that what it found is what plan and capabilities then say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+
+def run(cache: Path, *arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "flashinfer_compat", *arguments]
+    environ = {**os.environ, "FLASHINFER_COMPAT_CACHE_DIR": str(cache)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+def status(cache: Path) -> str:
+    code, text = run(cache, "plan", "--json", "--backend", "torch", "--input", "topk")
+    assert code == 0
+    return json.loads(text)["status"]
+
+
+def test_what_it_verified_is_verified_from_then_on(tmp_path: Path) -> None:
+    assert status(tmp_path) == "eligible"
+    code, text = run(tmp_path, "verify", "--device", "cpu", "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert {one["verdict"] for one in found["checks"]} == {"verified"}
+    assert found["stored_in"] is None or Path(found["stored_in"]).parent == tmp_path
+    # On a machine with a GPU a run on the CPU is not kept.
+    assert status(tmp_path) == ("eligible" if found["stored_in"] is None else "verified")
+    _, text = run(tmp_path, "doctor", "--json")
+    strategies = json.loads(text)["capabilities"]["fp4_moe"]["strategies"]
+    assert found["stored_in"] is None or "verified" in {one["status"] for one in strategies}
+
+
+def test_what_cannot_be_checked_is_code_2(tmp_path: Path) -> None:
+    code, text = run(tmp_path, "verify", "--device", "cpu", "--backend", "trtllm")
+    assert code == 2
+    assert "0 of 0 verified" in text
+    assert "Not kept: only some backends" in text
+
+
+def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
+    code, text = run(tmp_path, "verify", "--backend", "cuda", "--json")
+    assert code == 2
+    assert "--backend" in json.loads(text)["error"]["message"]
