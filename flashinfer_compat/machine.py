@@ -79,6 +79,7 @@ def target_of(environment: Environment, symbols: SymbolTable | None) -> Target:
         architecture_of(environment),
         environment.torch.value.version if environment.torch.value else None,
         {one.name: one.version or "" for one in reversed(distributions)},
+        environment.torch.value.cuda if environment.torch.value else None,
     )
 
 

@@ -14,6 +14,7 @@ class ReasonCode(str, enum.Enum):
     # The install
     FLASHINFER_MISSING = "flashinfer_missing"
     TORCH_MISSING = "torch_missing"
+    TORCH_WITHOUT_CUDA = "torch_without_cuda"
     LIBRARY_MISSING = "library_missing"
     ENTRY_POINT_MISSING = "entry_point_missing"
     KEYWORD_MISSING = "keyword_missing"

@@ -30,7 +30,13 @@ def install(
     (folder / "RECORD").write_text("\n".join(record) + "\n", "utf-8")
 
 
-def install_flashinfer(site: Path, version: str, like: str | None = None, extra: dict[str, str] | None = None) -> None:
+def install_flashinfer(
+    site: Path,
+    version: str,
+    like: str | None = None,
+    extra: dict[str, str] | None = None,
+    requires: tuple[str, ...] = (),
+) -> None:
     """A package whose source has exactly the entry points of a recorded release; importing it fails."""
     files = {"flashinfer/__init__.py": "raise AssertionError('flashinfer must not be imported')\n"}
     for name, symbol in recorded(like or version).symbols.symbols.items():
@@ -54,7 +60,7 @@ def install_flashinfer(site: Path, version: str, like: str | None = None, extra:
     for path in [one for one in files if one.endswith(".py") and one.removesuffix(".py") + "/__init__.py" in files]:
         package = path.removesuffix(".py") + "/__init__.py"
         files[package] += files.pop(path)
-    install(site, "flashinfer-python", version, {**files, **(extra or {})})
+    install(site, "flashinfer-python", version, {**files, **(extra or {})}, requires)
 
 
 def install_torch(site: Path, version: str = "2.13.0+cu130", cuda: str | None = "13.0") -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-__all__ = ["columns", "heading", "paragraph", "readers_may_leave", "styled"]
+__all__ = ["columns", "command", "heading", "paragraph", "readers_may_leave", "styled"]
 
 _STYLES = {
     "error": "bold red",
     "warning": "bold yellow",
     "note": "cyan",
+    "refuted": "bold red",
     "absent": "dim",
     "present": "yellow",
     "eligible": "green",
@@ -85,16 +87,35 @@ def heading(text: str) -> None:
     print(f"\n{styled(text, 'heading')}")
 
 
-def paragraph(text: str, *, label: str = "", style: str = "", indent: int = 2) -> None:
-    """Wrapped text behind a label."""
-    first = " " * indent + (label + " " if label else "")
+def paragraph(text: str, *, label: str = "", style: str = "", indent: int = 2, hanging: int = 2) -> None:
+    """Wrapped text behind a label; lines after the first stand `hanging` further in."""
+    first, later = " " * indent, " " * (indent + hanging)
     # Wrap with the bare label, so that colour codes do not count as text.
     lines = textwrap.wrap(
-        text, _width(), initial_indent=first, subsequent_indent=" " * (indent + 2), break_on_hyphens=False
+        f"{label} {text}" if label else text,
+        _width(),
+        initial_indent=first,
+        subsequent_indent=later,
+        break_on_hyphens=False,
+        break_long_words=False,
     ) or [first.rstrip()]
     if label and style:
         lines[0] = lines[0].replace(label, styled(label, style), 1)
     print("\n".join(lines))
+
+
+def command(line: str, *, indent: int = 6) -> None:
+    """A line for the shell, broken so that it can be pasted as it stands."""
+    room = _width() - indent - len(" \\")
+    lines = [""]
+    # A quoted part stays whole.
+    for word in re.findall(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""", line):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > room - (2 if len(lines) > 1 else 0):
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    for number, part in enumerate(lines):
+        print(" " * (indent + (2 if number else 0)) + part + (" \\" if number < len(lines) - 1 else ""))
 
 
 def columns(rows: Sequence[tuple[str, str, str]]) -> None:

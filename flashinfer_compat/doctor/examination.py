@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from flashinfer_compat import __version__
 from flashinfer_compat.doctor.checks import CHECKS
+from flashinfer_compat.doctor.facts import Facts
 from flashinfer_compat.doctor.finding import Finding, Severity
+from flashinfer_compat.doctor.live import LiveImport, import_flashinfer
+from flashinfer_compat.doctor.made_up import made_up_environment, made_up_target
+from flashinfer_compat.doctor.question import Asked, Question, question_of
 from flashinfer_compat.environment import Environment, FileCheck, collect
+from flashinfer_compat.features.target import Target
 from flashinfer_compat.machine import read_flashinfer, target_of
-from flashinfer_compat.report import Capabilities, capabilities_of
-from flashinfer_compat.vocabulary import Evidence, RoutingInput
+from flashinfer_compat.report import Capabilities, StrategyState, capabilities_of
+from flashinfer_compat.self_checks import SelfCheck
+from flashinfer_compat.verified import load
+from flashinfer_compat.vocabulary import Backend, Evidence, RoutingInput
 
-__all__ = ["Examination", "examine", "examine_environment"]
+__all__ = ["SCHEMA_VERSION", "Examination", "examine", "examine_asked", "examine_environment"]
+
+SCHEMA_VERSION = 1
+"""Raised when a field changes its meaning or goes; schemas/doctor-1.json describes this one."""
 
 _EXIT = {Severity.NOTE: 0, Severity.WARNING: 1, Severity.ERROR: 2}
 
@@ -25,6 +36,10 @@ class Examination:
     capabilities: Capabilities
     findings: tuple[Finding, ...]
     """Errors first."""
+    live: LiveImport | None = None
+    """What importing FlashInfer gave; None where it was not tried."""
+    question: Question | None = None
+    """The machine that was asked about; None where a real one was examined."""
 
     @property
     def exit_code(self) -> int:
@@ -33,37 +48,89 @@ class Examination:
 
     @property
     def summary(self) -> str:
-        """One sentence: what works for NVFP4 MoE here."""
-        best = []
-        for routing_input in RoutingInput:
-            states = [one for one in self.capabilities.strategies if one.routing_input is routing_input]
-            able = next((one for one in states if one.status is not Evidence.ABSENT), None)
-            if able is None:
-                return "NVFP4 MoE cannot run here."
-            best.append(
-                f"{able.strategy.value} on {able.backend.value} from {routing_input.value} ({able.status.value})"
-            )
-        return f"NVFP4 MoE with a shared expert runs as {' and '.join(best)}."
+        """What works for NVFP4 MoE, with which strategy, and how that is known."""
+        where = "there" if self.question else "here"
+        best = [_best(self.capabilities, routing_input) for routing_input in RoutingInput]
+        able = [one for one in best if one is not None]
+        if len(able) < len(best):
+            return f"NVFP4 MoE cannot run {where}."
+        ways = " and ".join(
+            f"{one.strategy.value} on {one.backend.value} from {one.routing_input.value} ({one.status.value})"
+            for one in able
+        )
+        errors = sum(finding.severity is Severity.ERROR for finding in self.findings)
+        until = (
+            f"until the {f'{errors} errors' if errors > 1 else 'error'} below {'are' if errors > 1 else 'is'} repaired"
+        )
+        if errors and any(one.backend is not Backend.TORCH for one in able):
+            return f"NVFP4 MoE is not expected to work {where} {until}; then it runs as {ways}."
+        # The torch backend computes without FlashInfer.
+        broken = f" FlashInfer itself is not expected to work {until}." if errors else ""
+        return f"NVFP4 MoE with a shared expert runs as {ways}.{broken}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The examination as plain JSON values."""
+        """The examination as plain JSON values, as schemas/doctor-1.json describes them."""
         return {
+            "schema_version": SCHEMA_VERSION,
+            "flashinfer_compat": __version__,
+            "question": self.question.to_dict() if self.question else None,
             "summary": self.summary,
             "exit_code": self.exit_code,
             "findings": [finding.to_dict() for finding in self.findings],
+            "live": self.live.to_dict() if self.live else None,
             "capabilities": self.capabilities.to_dict(),
             "environment": self.environment.to_dict(),
         }
 
 
-def examine(check_files: FileCheck = FileCheck.SIZES) -> Examination:
-    """Examine this machine. Neither torch nor flashinfer is imported, nothing is written but a signature cache."""
-    return examine_environment(collect(check_files=check_files))
+def _best(capabilities: Capabilities, routing_input: RoutingInput) -> StrategyState | None:
+    states = (one for one in capabilities.strategies if one.routing_input is routing_input)
+    return next((one for one in states if one.status not in (Evidence.ABSENT, Evidence.REFUTED)), None)
 
 
-def examine_environment(environment: Environment) -> Examination:
+def examine(check_files: FileCheck = FileCheck.SIZES, live_limit: float | None = None) -> Examination:
+    """Examine this machine. Neither torch nor flashinfer is imported here, nothing is written but a signature cache.
+
+    Args:
+        check_files: How closely installed files are compared with their record.
+        live_limit: Seconds to try importing FlashInfer for, in another process; None does not try.
+    """
+    environment = collect(check_files=check_files)
+    symbols = read_flashinfer(environment)
+    live = None if live_limit is None or symbols is None else import_flashinfer(symbols, live_limit)
+    return examine_environment(environment, live, load(environment))
+
+
+def examine_environment(
+    environment: Environment, live: LiveImport | None = None, self_checks: tuple[SelfCheck, ...] = ()
+) -> Examination:
     """Examine a machine whose facts are gathered already."""
-    report = capabilities_of(target_of(environment, read_flashinfer(environment)))
-    findings = [finding for check in CHECKS for finding in check(environment, report)]
+    target = replace(target_of(environment, read_flashinfer(environment)), self_checks=self_checks)
+    return _examined(environment, target, live=live)
+
+
+def examine_asked(asked: Asked, environment: Environment | None = None) -> Examination:
+    """Examine a machine that need not exist, from recorded data.
+
+    Args:
+        asked: What is known of it.
+        environment: The machine that the rest is taken from; None means this one.
+
+    Raises:
+        ArgumentError: what was asked names no release, GPU or version, or contradicts itself.
+    """
+    real = environment or collect(check_files=FileCheck.NONE)
+    here = target_of(real, read_flashinfer(real))
+    question = question_of(asked, here, real.torch.value)
+    target = made_up_target(question, here)
+    return _examined(made_up_environment(question, target, real), target, question=question)
+
+
+def _examined(
+    environment: Environment, target: Target, *, live: LiveImport | None = None, question: Question | None = None
+) -> Examination:
+    report = capabilities_of(target)
+    facts = Facts(environment, report, live, made_up=question is not None)
+    findings = [finding for check in CHECKS for finding in check.findings(facts)]
     findings.sort(key=lambda finding: -_EXIT[finding.severity])
-    return Examination(environment, report, tuple(findings))
+    return Examination(environment, report, tuple(findings), live, question)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from flashinfer_compat.environment.model import (
         CacheDirectory,
         CachePurpose,
+        CompiledModule,
+        CubinFolder,
         Distribution,
         Distributions,
         Environment,
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
         Gpu,
         Gpus,
         ImportablePackage,
+        KernelFiles,
         Owner,
         PythonRuntime,
         RecordCheck,
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CacheDirectory",
     "CachePurpose",
+    "CompiledModule",
+    "CubinFolder",
     "Distribution",
     "Distributions",
     "Environment",
@@ -41,6 +46,7 @@ __all__ = [
     "Gpu",
     "Gpus",
     "ImportablePackage",
+    "KernelFiles",
     "Owner",
     "PythonRuntime",
     "RecordCheck",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from flashinfer_compat.environment.caches import gather_caches
 from flashinfer_compat.environment.distributions import gather_distributions
 from flashinfer_compat.environment.gpus import gather_gpus
+from flashinfer_compat.environment.kernels import gather_kernels
 from flashinfer_compat.environment.model import Environment, FileCheck, PythonRuntime
 from flashinfer_compat.environment.packages import gather_packages
 from flashinfer_compat.environment.reading import gather, path_entries
@@ -41,15 +42,18 @@ def collect(
     variables = os.environ if environ is None else environ
     distributions = gather(lambda: gather_distributions(search_path, check_files))
     found = distributions.value.found if distributions.value else ()
+    packages = gather(lambda: gather_packages(search_path, found))
+    caches = gather(lambda: gather_caches(variables))
     return Environment(
         python=gather(lambda: _gather_python(search_path)),
         distributions=distributions,
-        packages=gather(lambda: gather_packages(search_path, found)),
+        packages=packages,
         torch=gather(lambda: gather_torch(search_path)),
         gpus=gather(lambda: gather_gpus(variables)),
         toolchain=gather(lambda: gather_toolchain(variables, search_path)),
         variables=gather(lambda: gather_variables(environ)),
-        caches=gather(lambda: gather_caches(variables)),
+        caches=caches,
+        kernels=gather(lambda: gather_kernels(packages.value or (), caches.value or ())),
     )
 
 

@@ -15,6 +15,8 @@ from flashinfer_compat.errors import ArgumentError
 __all__ = [
     "CacheDirectory",
     "CachePurpose",
+    "CompiledModule",
+    "CubinFolder",
     "Distribution",
     "Distributions",
     "Environment",
@@ -23,6 +25,7 @@ __all__ = [
     "Gpu",
     "Gpus",
     "ImportablePackage",
+    "KernelFiles",
     "Owner",
     "PythonRuntime",
     "RecordCheck",
@@ -56,7 +59,7 @@ class FileCheck(str, enum.Enum):
 
     NONE = "none"
     SIZES = "sizes"
-    """Presence and size: one stat call a file."""
+    """Presence and size: one stat call a file. Of FlashInfer and the libraries it calls kernels through only."""
     HASHES = "hashes"
     """Presence, size and hash: reads every file."""
 
@@ -279,6 +282,50 @@ class CacheDirectory:
 
 
 @dataclass(frozen=True)
+class CubinFolder:
+    """A folder that FlashInfer can take prebuilt kernels (cubins) from."""
+
+    path: str | None
+    origin: str
+    """The package or setting that chose the path."""
+    exists: bool
+    writable: bool
+    reason: str | None
+    """Why `path` is None or not writable."""
+    has_batched_gemm: bool | None
+    """Whether files of `KernelFiles.batched_gemm` are in it; None where that is not known."""
+    headers_of: str | None
+    """The artifact that FlashInfer 0.6.5 to 0.6.7 downloaded C++ headers of."""
+
+
+@dataclass(frozen=True)
+class CompiledModule:
+    """A module of the FP4 MoE that FlashInfer compiled on this machine."""
+
+    name: str
+    release: str | None
+    """The FlashInfer whose folder it lies in; None in the folder that all releases until 0.4.0 share."""
+    architectures: str
+    """The folder's name, such as "100a"."""
+    path: str
+
+
+@dataclass(frozen=True)
+class KernelFiles:
+    """Where the kernels of FlashInfer's FP4 MoE come from."""
+
+    batched_gemm: str | None
+    """The artifact of trtllm-gen kernels that the installed FlashInfer names; None where it names none."""
+    packaged: CubinFolder | None
+    """The folder inside the package flashinfer_cubin."""
+    cached: CubinFolder | None
+    """Where FlashInfer downloads to, or FLASHINFER_CUBIN_DIR."""
+    prebuilt: tuple[str, ...]
+    """Compiled modules of the FP4 MoE inside installed packages, as <package>/<module>."""
+    compiled: tuple[CompiledModule, ...]
+
+
+@dataclass(frozen=True)
 class Environment:
     """Everything `collect` found."""
 
@@ -290,6 +337,7 @@ class Environment:
     toolchain: Section[Toolchain]
     variables: Section[tuple[EnvironmentVariable, ...]]
     caches: Section[tuple[CacheDirectory, ...]]
+    kernels: Section[KernelFiles]
 
     def copies(self, name: str) -> tuple[Distribution, ...]:
         """Every copy found of the distribution with this normalised name, in search order."""

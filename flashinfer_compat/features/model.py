@@ -97,6 +97,9 @@ def _absence(feature: Feature, flashinfer: FlashInfer) -> Reason | None:
 def _doubts(feature: Feature, target: Target, flashinfer: FlashInfer, issues: Iterable[KnownIssue]) -> Iterable[Reason]:
     if target.torch_version is None:
         yield Reason(ReasonCode.TORCH_MISSING, "torch is not installed.", "Run: pip install torch")
+    elif target.torch_cuda is None and target.architecture is not None and feature.architectures is not None:
+        message = f"torch {target.torch_version} was built without CUDA."
+        yield Reason(ReasonCode.TORCH_WITHOUT_CUDA, message, "Install a CUDA build of torch.")
     for library in feature.libraries:
         if library not in target.libraries:
             yield Reason(ReasonCode.LIBRARY_MISSING, f"{feature.title} needs {library}.", f"Run: pip install {library}")

@@ -43,6 +43,8 @@ class Target:
     """None where torch is not installed; "any" where it is taken to be."""
     libraries: Mapping[str, str] = field(default_factory=dict)
     """Versions of other distributions by name (cuda-tile, nvidia-cuda-tileiras, ...)."""
+    torch_cuda: str | None = "any"
+    """The CUDA that torch was built for; None for a build without, "any" where one that fits is taken for granted."""
     self_checks: tuple[SelfCheck, ...] = ()
     """What numeric self-checks found on this machine with this install."""
 

@@ -1,136 +1,174 @@
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable
-from dataclasses import replace
+import typing
 from pathlib import Path
 
+import jsonschema
 import pytest
-from fakes import install, install_flashinfer, install_torch
+from doctor_cases import CASES
+from doctor_machines import B200, build, delete, flashinfer, gpu, healthy, live, nvcc, torch, variable, write
+from referencing import Registry, Resource
 
-from flashinfer_compat.doctor.examination import Examination, examine_environment
-from flashinfer_compat.environment import FileCheck, Gpu, Gpus, Section, collect
+import flashinfer_compat as fc
+from flashinfer_compat.doctor.examination import examine
+from flashinfer_compat.doctor.repairs import install_version
+from flashinfer_compat.environment import FileCheck, model
 
-B200 = Gpu(0, "NVIDIA B200", (10, 0), None, None)
-H200 = Gpu(0, "NVIDIA H200", (9, 0), None, None)
-A100 = Gpu(0, "NVIDIA A100", (8, 0), None, None)
-
-
-def examine(site: Path, gpu: Gpu | None, *more: Path) -> Examination:
-    environment = collect([str(site), *map(str, more)], {"HOME": str(site)}, FileCheck.SIZES)
-    found = Section(Gpus("580", "13.0", (gpu,), None)) if gpu else Section(None, "no NVIDIA driver library")
-    return examine_environment(replace(environment, gpus=found))
-
-
-def healthy(site: Path, version: str = "0.7.4") -> None:
-    install_flashinfer(site, version)
-    install_torch(site)
+SCHEMAS = Path(fc.__file__).parent / "schemas"
+DOCTOR, CAPABILITIES = (
+    json.loads((SCHEMAS / f"{name}-1.json").read_text("utf-8")) for name in ("doctor", "capabilities")
+)
+REGISTRY: Registry = Registry().with_resources([(CAPABILITIES["$id"], Resource.from_contents(CAPABILITIES))])
+VALIDATOR = jsonschema.Draft202012Validator(DOCTOR, registry=REGISTRY)
 
 
-def codes(examination: Examination) -> list[str]:
-    return [finding.code for finding in examination.findings]
-
-
-def test_a_healthy_blackwell_machine_is_clean(tmp_path: Path) -> None:
-    healthy(tmp_path)
-    examination = examine(tmp_path, B200)
-    assert codes(examination) == ["known-issue-routed-batch-dependent"]
+def test_the_summary_says_what_runs_and_how_that_is_known(tmp_path: Path) -> None:
+    examination = build(tmp_path, healthy()).examine()
     assert examination.exit_code == 0
-    assert "native on trtllm from logits (eligible)" in examination.summary
-    assert "expanded on trtllm from topk (eligible)" in examination.summary
-    json.dumps(examination.to_dict())
+    assert examination.summary.startswith("NVFP4 MoE with a shared expert runs as native on trtllm from logits (")
+    assert " and expanded on trtllm from topk (" in examination.summary
 
 
-def test_a_machine_without_a_gpu_is_no_problem(tmp_path: Path) -> None:
-    install_torch(tmp_path, "2.13.0+cpu", None)
-    examination = examine(tmp_path, None)
-    assert codes(examination) == ["flashinfer-missing"]
-    assert examination.exit_code == 0
-    assert "split on torch" in examination.summary
+def test_the_summary_does_not_promise_what_an_error_prevents(tmp_path: Path) -> None:
+    examination = build(tmp_path / "gpu", *healthy(), delete("cuda"), delete("tools/ninja")).examine()
+    assert examination.exit_code == 2
+    assert examination.summary.startswith(
+        "NVFP4 MoE is not expected to work here until the 2 errors below are repaired; then it runs as native on trtllm"
+    )
+    examination = build(tmp_path / "cpu", flashinfer("0.7.4"), torch(), delete("home"), write("home")).examine()
+    assert examination.summary.startswith("NVFP4 MoE with a shared expert runs as split on torch from logits")
+    assert examination.summary.endswith("FlashInfer itself is not expected to work until the error below is repaired.")
 
 
-def shadow(site: Path) -> None:
-    healthy(site / "lower")
-    (site / "flashinfer").mkdir()
-    (site / "flashinfer" / "__init__.py").write_text("")
+def test_warnings_are_exit_code_1_and_come_after_errors(tmp_path: Path) -> None:
+    warned = build(tmp_path / "a", *healthy(), variable("FLASHINFER_CUBIN_DRI", "x")).examine()
+    assert warned.exit_code == 1
+    both = build(tmp_path / "b", *healthy(), variable("FLASHINFER_CUBIN_DRI", "x"), delete("tools/ninja")).examine()
+    assert [one.severity.value for one in both.findings if one.severity.value != "note"] == ["error", "warning"]
 
 
-def twice(site: Path) -> None:
-    healthy(site)
-    install_flashinfer(site / "lower", "0.6.17")
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(DOCTOR)
 
 
-def tampered(site: Path) -> None:
-    healthy(site)
-    (site / "flashinfer" / "fused_moe" / "core.py").write_text("# gone\n")
+@pytest.mark.parametrize("case", CASES[::4], ids=lambda case: f"{case.about}: {case.title}")
+def test_every_report_follows_the_schema(tmp_path: Path, case) -> None:
+    VALIDATOR.validate(json.loads(json.dumps(build(tmp_path / "machine", *case.steps).examine().to_dict())))
 
 
-def newer(site: Path) -> None:
-    install_flashinfer(site, "9.0.0", like="0.7.4", extra={"flashinfer/tllm_enums.py": "class SfLayout: pass\n"})
-    install_torch(site)
+def test_this_machines_report_follows_the_schema() -> None:
+    VALIDATOR.validate(json.loads(json.dumps(examine(FileCheck.NONE).to_dict())))
 
 
-def cpu_torch_with_cutlass(site: Path) -> None:
-    install_flashinfer(site, "0.7.0")
-    install_torch(site, "2.13.0+cpu", None)
-    install(site, "nvidia-cutlass-dsl", "4.6.2")
+def test_the_schema_refuses_another_form(tmp_path: Path) -> None:
+    report = build(tmp_path, *healthy(), live()).examine().to_dict()
+    VALIDATOR.validate(json.loads(json.dumps(report)))
+    for change in ({"schema_version": 2}, {"extra": 1}, {"exit_code": 3}, {"findings": [{"code": "x"}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            VALIDATOR.validate({**json.loads(json.dumps(report)), **change})
 
 
-def cuda_torch_with_cutlass(site: Path) -> None:
-    healthy(site, "0.7.0")
-    install(site, "nvidia-cutlass-dsl", "4.6.2")
+def test_the_schema_names_every_fact() -> None:
+    for name, definition in DOCTOR["$defs"].items():
+        kind = getattr(model, name[0].upper() + name[1:], None)
+        if kind is not None:
+            fields = [field.name for field in dataclasses.fields(kind)]
+            assert definition["required"] == fields == list(definition["properties"])
+    assert set(typing.get_type_hints(model.Environment)) == set(DOCTOR["$defs"]["environment"]["properties"])
 
 
-def metadata_only(site: Path) -> None:
-    install_torch(site)
-    install(site, "flashinfer-python", "0.7.4")
+def test_the_json_says_what_the_findings_say(tmp_path: Path) -> None:
+    examination = build(tmp_path, gpu(B200), flashinfer("0.7.1"), torch(), nvcc()).examine()
+    report = examination.to_dict()
+    assert report["summary"] == examination.summary
+    assert report["exit_code"] == examination.exit_code == 2
+    assert [one["code"] for one in report["findings"]] == [one.code for one in examination.findings]
+    for one in report["findings"]:
+        assert one["docs"] == f"docs/findings/{one['code']}.md"
 
 
-def metadata_of_another(site: Path) -> None:
-    healthy(site)
-    (site / "flashinfer" / "_build_meta.py").write_text('__version__ = "0.7.4"\n')
-    (site / "flashinfer_python-0.7.4.dist-info").rename(site / "flashinfer_python-0.6.10.dist-info")
-    metadata = site / "flashinfer_python-0.6.10.dist-info" / "METADATA"
-    metadata.write_text("Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 0.6.10\n")
-    (site / "flashinfer_python-0.6.10.dist-info" / "RECORD").unlink()
+def repair(root: Path, code: str, *steps) -> str:
+    (line,) = {one.repair for one in build(root, *steps).examine().findings if one.code == code}
+    return line
 
 
-def no_python(site: Path) -> None:
-    install_torch(site)
-    (site / "flashinfer").mkdir()
-    (site / "flashinfer" / "__init__.py").write_text("def (:\n")
+def test_repairs_are_right_for_the_release_and_the_gpu(tmp_path: Path) -> None:
+    from doctor_machines import H200, cubin_package, jit_cache
+
+    wheels = "https://flashinfer.ai/whl"
+    old = (
+        gpu(B200),
+        flashinfer("0.6.12"),
+        torch("2.9.0+cu129", "12.9"),
+        cubin_package("0.6.11"),
+        jit_cache("0.6.11+cu129"),
+    )
+    # flashinfer-cubin is on PyPI until 0.6.13.
+    assert repair(tmp_path / "1", "cubin-version-mismatch", *old) == "pip install --no-deps flashinfer-cubin==0.6.12"
+    assert repair(tmp_path / "2", "jit-cache-version-mismatch", *old) == (
+        f"pip install --no-deps flashinfer-jit-cache==0.6.12+cu129 --index-url {wheels}/cu129"
+    )
+    new = (gpu(B200), flashinfer("0.7.4"), torch(), cubin_package("0.7.2"), jit_cache("0.7.2+cu130"))
+    assert repair(tmp_path / "3", "cubin-version-mismatch", *new) == (
+        f"pip install --no-deps flashinfer-cubin==0.7.4 --index-url {wheels}"
+    )
+    # From 0.7.0 on the kernels come as requirements.
+    assert repair(tmp_path / "4", "jit-cache-version-mismatch", *new) == (
+        f"pip install flashinfer-jit-cache==0.7.4+cu130 --index-url {wheels}/cu130"
+    )
+    # No flashinfer-jit-cache is published for CUDA 12.6: what is wrong can only go.
+    none = (gpu(H200), flashinfer("0.7.4"), torch("2.7.1+cu126", "12.6"), jit_cache("0.7.2+cu129"))
+    assert repair(tmp_path / "5", "jit-cache-version-mismatch", *none) == "pip uninstall -y flashinfer-jit-cache"
+    # Kernel packages of the old release would be wrong beside the new one.
+    unusable = (*healthy("0.4.1"), cubin_package("0.4.1"))
+    line = repair(tmp_path / "6", "release-unusable", *unusable)
+    assert line.startswith("pip install flashinfer-python==")
+    assert line.endswith(" && pip uninstall -y flashinfer-cubin")
+    driver = gpu(B200, driver=("570.86", "12.8"))
+    assert repair(tmp_path / "7", "torch-newer-than-driver", *healthy(), driver).endswith("/whl/cu128")
 
 
 @pytest.mark.parametrize(
-    ("build", "gpu", "expected", "exit_code"),
+    ("name", "version", "line"),
     [
-        (lambda site: None, B200, ["torch-missing", "flashinfer-missing"], 2),
-        (install_torch, B200, ["flashinfer-missing"], 1),
-        (install_torch, H200, ["flashinfer-missing"], 1),
-        (lambda site: install_flashinfer(site, "0.7.4"), B200, ["torch-missing"], 2),
-        (healthy, H200, ["no-fp4-moe-kernel"], 1),
-        (healthy, A100, ["no-fp4-moe-kernel"], 1),
-        (lambda site: healthy(site, "0.6.1"), B200, ["known-issue-negative-bias-misroutes"], 0),
-        (lambda site: healthy(site, "0.6.8"), B200, [], 0),
-        (shadow, B200, ["package-shadowed", "release-unknown"], 2),
-        (twice, B200, ["installed-twice"], 1),
-        (tampered, B200, ["files-changed"], 2),
-        (metadata_only, B200, ["package-missing", "flashinfer-missing"], 2),
-        (metadata_of_another, B200, ["version-conflict"], 2),
-        (no_python, B200, ["package-unreadable"], 2),
-        (newer, B200, ["release-unknown"], 1),
-        (cpu_torch_with_cutlass, B200, ["import-needs-cuda"], 2),
-        (cuda_torch_with_cutlass, B200, [], 0),
+        ("vllm", "0.33.0", "pip install vllm==0.33.0"),
+        ("vllm", None, "pip install vllm"),
+        ("torch", "2.13.0", "pip install torch==2.13.0"),
+        ("torch", "2.9.0+cu129", "pip install torch==2.9.0 --index-url https://download.pytorch.org/whl/cu129"),
+        ("torch", "2.9.0a0+git1", "pip install torch==2.9.0a0+git1"),
+        ("flashinfer-cubin", "0.6.13", "pip install flashinfer-cubin==0.6.13"),
+        ("flashinfer-cubin", "0.7.4", "pip install flashinfer-cubin==0.7.4 --index-url https://flashinfer.ai/whl"),
+        (
+            "flashinfer-jit-cache-sm100f",
+            "0.7.4+cu130",
+            "pip install flashinfer-jit-cache-sm100f==0.7.4+cu130 --index-url https://flashinfer.ai/whl/cu130",
+        ),
     ],
 )
-def test_each_broken_machine_gets_its_finding(
-    tmp_path: Path, build: Callable[[Path], object], gpu: Gpu, expected: list[str], exit_code: int
-) -> None:
-    (tmp_path / "lower").mkdir()
-    build(tmp_path)
-    examination = examine(tmp_path, gpu, tmp_path / "lower")
-    found = [code for code in codes(examination) if code in expected or not code.startswith("known-issue")]
-    assert found == expected
-    assert examination.exit_code == exit_code
-    for finding in examination.findings:
-        assert finding.message.endswith(".")
+def test_each_version_comes_from_the_index_that_has_it(name: str, version: str | None, line: str) -> None:
+    assert install_version(name, version) == line
+
+
+def test_disabling_the_version_check_makes_a_mismatch_worse(tmp_path: Path) -> None:
+    from doctor_machines import jit_cache
+
+    ignored = (*healthy(), jit_cache("0.7.2+cu130"))
+    severities = [
+        one.severity.value
+        for root, more in (("a", ()), ("b", (variable("FLASHINFER_DISABLE_VERSION_CHECK", "1"),)))
+        for one in build(tmp_path / root, *ignored, *more).examine().findings
+        if one.code == "jit-cache-version-mismatch"
+    ]
+    assert severities == ["warning", "error"]
+
+
+def test_a_fault_is_as_bad_as_the_release_makes_it(tmp_path: Path) -> None:
+    from doctor_machines import cubin_package
+
+    severities = {}
+    for release, other in (("0.7.1", "0.7.0"), ("0.7.2", "0.7.1")):
+        found = build(tmp_path / release, *healthy(release), cubin_package(other)).examine().findings
+        severities[release] = next(one.severity.value for one in found if one.code == "cubin-version-mismatch")
+    assert severities == {"0.7.1": "error", "0.7.2": "warning"}

@@ -64,21 +64,21 @@ def test_one_folder_under_two_links_is_one_copy(tmp_path):
 
 
 def test_a_dist_info_without_metadata_is_represented(tmp_path):
-    dist_info = install(tmp_path, "torch", "2.9.0")
+    dist_info = install(tmp_path, "cuda-tile", "1.4.0")
     (dist_info / "METADATA").unlink()
     (found,) = gather(tmp_path).found
-    assert (found.name, found.version) == ("torch", None)
+    assert (found.name, found.version) == ("cuda-tile", None)
     assert found.problems == ("the metadata file is missing or cannot be read",)
-    assert found.files.missing == ("torch-2.9.0.dist-info/METADATA",)
+    assert found.files.missing == ("cuda_tile-1.4.0.dist-info/METADATA",)
 
 
 def test_a_folder_in_place_of_the_metadata_file_is_represented(tmp_path):
-    dist_info = install(tmp_path, "torch", "2.9.0")
+    dist_info = install(tmp_path, "cuda-tile", "1.4.0")
     (dist_info / "METADATA").unlink()
     (dist_info / "METADATA").mkdir()
     (found,) = gather(tmp_path).found
     assert found.version is None
-    assert found.files.changed == ("torch-2.9.0.dist-info/METADATA",)
+    assert found.files.changed == ("cuda_tile-1.4.0.dist-info/METADATA",)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,46 @@ def test_folded_headers_are_joined(tmp_path):
     assert gather(tmp_path).found[0].requires == ("triton >=3", "sympy")
 
 
+def test_a_header_can_hold_lines_of_spaces(tmp_path):
+    dist_info = install(tmp_path, "torch")
+    (dist_info / "METADATA").write_text(
+        "Name: torch\nVersion: 2\nLicense: MIT\n        \n  text\nRequires-Dist: sympy\n"
+    )
+    assert gather(tmp_path).found[0].requires == ("sympy",)
+
+
+@pytest.mark.parametrize(
+    ("level", "compared"),
+    [
+        (FileCheck.NONE, set()),
+        (FileCheck.SIZES, {"flashinfer-python", "flashinfer-cubin", "nvidia-cutlass-dsl-libs-base", "apache-tvm-ffi"}),
+        (
+            FileCheck.HASHES,
+            {
+                "flashinfer-python",
+                "flashinfer-cubin",
+                "nvidia-cutlass-dsl-libs-base",
+                "apache-tvm-ffi",
+                "torch",
+                "vllm",
+            },
+        ),
+    ],
+)
+def test_sizes_are_compared_of_what_kernels_run_through(tmp_path, level, compared):
+    names = ("flashinfer-python", "flashinfer-cubin", "nvidia-cutlass-dsl-libs-base", "apache-tvm-ffi", "torch", "vllm")
+    for name in names:
+        install(tmp_path, name)
+    found = gather_distributions([str(tmp_path)], level).found
+    assert {copy.name for copy in found if copy.files.state is RecordState.MATCHES} == compared
+    assert {copy.name for copy in found if copy.files.state is RecordState.NOT_CHECKED} == set(names) - compared
+
+
 def test_egg_info_folders_and_files_are_read(tmp_path):
-    (tmp_path / "a" / "torch-2.1.egg-info").mkdir(parents=True)
-    (tmp_path / "a" / "torch-2.1.egg-info" / "PKG-INFO").write_text("Name: torch\nVersion: 2.1\n")
+    (tmp_path / "a" / "cuda_tile-2.1.egg-info").mkdir(parents=True)
+    (tmp_path / "a" / "cuda_tile-2.1.egg-info" / "PKG-INFO").write_text("Name: cuda-tile\nVersion: 2.1\n")
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "torch-2.0.egg-info").write_text("Name: torch\nVersion: 2.0\n")
+    (tmp_path / "b" / "cuda_tile-2.0.egg-info").write_text("Name: cuda-tile\nVersion: 2.0\n")
     found = gather(tmp_path / "a", tmp_path / "b").found
     assert [(copy.version, copy.files.state) for copy in found] == [
         ("2.1", RecordState.NO_RECORD),

@@ -14,6 +14,7 @@ from flashinfer_compat.features.table import feature_states
 from flashinfer_compat.features.target import FlashInfer, Target, behaviour_of
 from flashinfer_compat.planning.plan import plan
 from flashinfer_compat.problem import DEEPSEEK_R1, Problem
+from flashinfer_compat.reasons import ReasonCode
 from flashinfer_compat.signatures.model import Parameter, SymbolTable
 from flashinfer_compat.signatures.recorded import recorded, releases
 from flashinfer_compat.vocabulary import Backend, Evidence, Strategy
@@ -322,3 +323,14 @@ def test_requiring_less_does_not_make_an_unknown_release_fuse(require: str) -> N
     with pytest.raises(StrategyUnavailableError) as caught:
         plan(R1, installed("0.8.0", CHANGED["a keyword more"]), strategy="native", require=require)
     assert set(caught.value.codes) == {"behaviour_unknown"}
+
+
+def test_a_torch_without_cuda_runs_no_kernel() -> None:
+    target = replace(Target.from_release("0.7.4", "sm100", "2.13.0+cpu"), torch_cuda=None)
+    decision = plan(DEEPSEEK_R1, target)
+    assert decision.backend is Backend.TORCH
+    codes = {one.reason.code for one in decision.rejected if one.backend is Backend.TRTLLM}
+    assert codes == {ReasonCode.TORCH_WITHOUT_CUDA, ReasonCode.NEEDS_TOPK}
+    # Without a GPU that is not what is wrong.
+    bare = plan(DEEPSEEK_R1, replace(target, architecture=None))
+    assert ReasonCode.TORCH_WITHOUT_CUDA not in {one.reason.code for one in bare.rejected}

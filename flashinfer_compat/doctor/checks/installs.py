@@ -1,0 +1,168 @@
+"""Is FlashInfer there, once, whole, and the one that is imported?"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from flashinfer_compat.doctor.check import Checks, Found
+from flashinfer_compat.doctor.facts import Facts
+from flashinfer_compat.doctor.finding import Group, Severity
+from flashinfer_compat.doctor.repairs import install_version, newest_release
+from flashinfer_compat.environment import RecordState
+from flashinfer_compat.environment.packages import PACKAGES
+
+__all__ = ["CHECKS"]
+
+CHECKS = Checks(Group.INSTALL)
+
+
+@CHECKS.add("flashinfer-missing", "FlashInfer brings the kernels that NVFP4 MoE is fast with.")
+def _flashinfer_missing(facts: Facts) -> Iterator[Found]:
+    target = facts.report.target
+    # Where the metadata is there and the package is gone, package-missing says more.
+    gone = facts.package is None and facts.environment.copies("flashinfer-python")
+    if target.flashinfer is None and not gone:
+        on_gpu = target.architecture is not None
+        yield Found(
+            Severity.WARNING if on_gpu else Severity.NOTE,
+            target.flashinfer_problem,
+            f"pip install flashinfer-python=={newest_release()}" if on_gpu else "",
+        )
+
+
+@CHECKS.add("package-missing", "Importing it fails, or loads something else.")
+def _package_missing(facts: Facts) -> Iterator[Found]:
+    if facts.environment.packages.value is None:
+        return
+    for package, distributions in PACKAGES.items():
+        copy = next((one for name in distributions for one in facts.environment.copies(name)), None)
+        if copy is not None and facts.environment.package(package) is None:
+            yield Found(
+                Severity.ERROR if package in ("flashinfer", "torch") else Severity.WARNING,
+                f"{copy.name} {copy.version or 'of unknown version'} has metadata in {copy.location}, but no package "
+                f"{package} can be imported.",
+                install_version(copy.name, copy.version, "--force-reinstall", "--no-deps"),
+                subject=copy.name,
+            )
+
+
+@CHECKS.add("package-unreadable", "What cannot be parsed cannot be imported either.")
+def _package_unreadable(facts: Facts) -> Iterator[Found]:
+    if facts.flashinfer is None or facts.package is None or not facts.flashinfer.symbols.problems:
+        return
+    problems = facts.flashinfer.symbols.problems
+    name, reason = next(iter(problems.items()))
+    message = f"{len(problems)} entry points of {facts.package.location} cannot be read, {name} among them: {reason}."
+    owner = facts.package.owner
+    if owner is None:
+        yield Found(Severity.ERROR, message, advice="Remove that folder, or take its parent off the path.")
+    else:
+        yield Found(
+            Severity.ERROR, message, install_version(owner.name, owner.version, "--force-reinstall", "--no-deps")
+        )
+
+
+@CHECKS.add("package-shadowed", "The version that pip tells is not the version that runs.")
+def _package_shadowed(facts: Facts) -> Iterator[Found]:
+    for package in facts.environment.packages.value or ():
+        names = PACKAGES[package.name]
+        copy = next((one for name in names for one in facts.environment.copies(name)), None)
+        # Without a record nobody knows which files an install put there.
+        if package.shadowed and copy is not None and copy.files.state is not RecordState.NO_RECORD:
+            yield Found(
+                Severity.ERROR,
+                f"import {package.name} loads {package.location}, which is not what the installed distribution "
+                f"{copy.name} put there.",
+                advice="Remove or rename that folder, or take its parent off PYTHONPATH.",
+                subject=package.name,
+            )
+
+
+@CHECKS.add("installed-twice", "Which copy runs depends on the search path, and pip repairs only one of them.")
+def _installed_twice(facts: Facts) -> Iterator[Found]:
+    found = facts.environment.distributions.value.found if facts.environment.distributions.value else ()
+    for name in dict.fromkeys(one.name for one in found):
+        copies = facts.environment.copies(name)
+        if len(copies) < 2:
+            continue
+        places = ", ".join(f"{copy.version} in {copy.location}" for copy in copies)
+        keep = (facts.public_version if name == "flashinfer-python" else None) or copies[0].version
+        # pip removes the first copy it sees; the second call removes the next one.
+        uninstall = " && ".join([f"pip uninstall -y {name}"] * len(copies))
+        yield Found(
+            Severity.WARNING,
+            f"{name} is installed {len(copies)} times: {places}. The first one counts.",
+            f"{uninstall} && {install_version(name, keep)}",
+            subject=name,
+        )
+
+
+@CHECKS.add("files-changed", "A half-replaced install mixes the code of two releases.")
+def _files_changed(facts: Facts) -> Iterator[Found]:
+    found = facts.environment.distributions.value.found if facts.environment.distributions.value else ()
+    for one in found:
+        if one.files.state is RecordState.DIFFERS:
+            wrong = (*one.files.missing, *one.files.changed)
+            yield Found(
+                Severity.ERROR,
+                f"{_count(len(wrong), 'file')} of {one.name} {one.version} {'is' if len(wrong) == 1 else 'are'} "
+                f"missing or changed: {wrong[0]}{' among them' if len(wrong) > 1 else ''}.",
+                install_version(one.name, one.version, "--force-reinstall", "--no-deps"),
+                subject=one.name,
+            )
+
+
+@CHECKS.add("record-missing", "Without a RECORD nobody can tell whether files were changed, and pip cannot remove it.")
+def _record_missing(facts: Facts) -> Iterator[Found]:
+    for one in facts.environment.copies("flashinfer-python"):
+        if one.files.state is RecordState.NO_RECORD and not one.editable and one.metadata_path.endswith(".dist-info"):
+            yield Found(
+                Severity.NOTE,
+                f"{one.metadata_path} has no RECORD of the files that {one.name} {one.version} installed.",
+                install_version(one.name, one.version, "--ignore-installed", "--no-deps"),
+                subject=one.name,
+            )
+
+
+@CHECKS.add("metadata-broken", "pip and version checks cannot rely on it.")
+def _metadata_broken(facts: Facts) -> Iterator[Found]:
+    found = facts.environment.distributions.value.found if facts.environment.distributions.value else ()
+    for one in found:
+        if one.problems:
+            yield Found(
+                Severity.WARNING,
+                f"{one.metadata_path}: {'; '.join(one.problems)}.",
+                f"rm -r {shlex.quote(one.metadata_path)} && pip install {one.name}",
+                subject=one.name,
+            )
+
+
+@CHECKS.add("editable-install", "Its code is whatever the project folder holds, not what its version says.")
+def _editable(facts: Facts) -> Iterator[Found]:
+    copy = facts.first_copy("flashinfer-python")
+    if copy is not None and copy.editable:
+        where = copy.source or "a project folder"
+        yield Found(Severity.NOTE, f"flashinfer-python {copy.version} is an editable install of {where}.")
+
+
+@CHECKS.add("facts-missing", "Checks that need these facts could not run.")
+def _facts_missing(facts: Facts) -> Iterator[Found]:
+    environment = facts.environment
+    sections = {
+        "distributions": environment.distributions.reason,
+        "packages": environment.packages.reason,
+        "environment variables": environment.variables.reason,
+        "cache directories": environment.caches.reason,
+        "kernel files": environment.kernels.reason,
+    }
+    for name, reason in sections.items():
+        if reason is not None:
+            yield Found(Severity.WARNING, f"The {name} could not be read: {reason}.", subject=name)
+    unreadable = environment.distributions.value.unreadable if environment.distributions.value else ()
+    for one in unreadable:
+        yield Found(Severity.WARNING, f"A part of the search path cannot be listed: {one}.", subject="search path")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
