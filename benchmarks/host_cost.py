@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,8 +29,8 @@ _SAMPLE = Path(__file__).parents[1] / "tests" / "data" / "checkpoints" / "groupe
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_cost", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--calls", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--calls", type=int, default=20)
     options = parser.parse_args()
     torch.set_num_threads(1)
     version = _stub_flashinfer()
@@ -144,7 +143,7 @@ def _direct(layer: fc.PreparedLayer, x: torch.Tensor, routing: Any) -> Callable[
 
 def _stub_flashinfer() -> str:
     """Its version."""
-    from standin.compiled_install import pretend_sm100, stub_compiled_modules
+    from standin.compiled_install import pretend_sm100, replace_libraries
 
     pretend_sm100()
     import flashinfer
@@ -155,10 +154,9 @@ def _stub_flashinfer() -> str:
     class Stub:
         def __getattr__(self, name: str) -> Callable[..., Any]:
             result = 1 if name.endswith("tactic_num") else results.get(name)
-            function = SimpleNamespace(result=result)
-            return lambda *arguments: function.result
+            return lambda *arguments: result
 
-    stub_compiled_modules(Stub())
+    replace_libraries(lambda source: Stub())
     return str(flashinfer.__version__)
 
 
