@@ -39,6 +39,7 @@ class ReasonCode(str, enum.Enum):
     NO_EXPERT_GROUPS = "no_expert_groups"
     ACTIVATION = "activation"
     NUMERICS = "numerics"
+    ACTIVATION_SCALING = "activation_scaling"
     NORM_TOPK_PROB = "norm_topk_prob"
     # Sizes
     NUM_EXPERTS = "num_experts"

@@ -44,6 +44,8 @@ class Backend(str, enum.Enum):
 
     TRTLLM = "trtllm"
     """FlashInfer's trtllm-gen kernels (`trtllm_fp4_block_scale_moe` and its routed form)."""
+    TRITON = "triton"
+    """This package's kernels in Triton, for GPUs without FP4 units."""
     TORCH = "torch"
     """The reference in plain PyTorch, on any device."""
 

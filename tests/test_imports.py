@@ -31,6 +31,7 @@ LAYERS = (
     ("verification",),
     ("report", "adoption"),
     ("doctor",),
+    ("engines", "ab"),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -77,6 +78,7 @@ EXTRAS = {
     "outputs": {"torch"},
     "calls": {"torch"},
     "cli": {"rich", "torch", "safetensors"},
+    "ab": {"httpx"},
 }
 
 

@@ -73,12 +73,8 @@ def test_any_text_is_a_name_or_refused(kind: type[enum.Enum], text: str) -> None
 
 
 def test_evidence_is_ordered() -> None:
-    assert [one.rank for one in (Evidence.ABSENT, Evidence.PRESENT, Evidence.ELIGIBLE, Evidence.VERIFIED)] == [
-        0,
-        1,
-        2,
-        3,
-    ]
+    weakest_first = [one.value for one in sorted(Evidence, key=lambda one: one.rank)]
+    assert weakest_first == ["refuted", "absent", "present", "eligible", "verified"]
 
 
 def test_only_split_is_not_fused() -> None:

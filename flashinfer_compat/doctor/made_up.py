@@ -44,7 +44,8 @@ def made_up_target(question: Question, here: Target) -> Target:
 def made_up_environment(question: Question, target: Target, real: Environment) -> Environment:
     """The environment. What only files, drivers or variables tell is empty or unknown, so its checks stay silent."""
     version = target.flashinfer.version if target.flashinfer else None
-    libraries = (name for name in target.libraries if is_relevant(name) and name not in ("flashinfer-python", "torch"))
+    apart = ("flashinfer-python", "torch", "triton")
+    libraries = (name for name in target.libraries if is_relevant(name) and name not in apart)
     distributions = (_distribution("flashinfer-python", version), *(_distribution(name, None) for name in libraries))
     return Environment(
         python=Section(reason=_NOT_KNOWN),

@@ -9,8 +9,8 @@ from typing import Any
 from packaging.version import Version
 
 from flashinfer_compat.architectures import parse_architecture
-from flashinfer_compat.signatures.model import SymbolTable
 from flashinfer_compat.self_checks import SelfCheck
+from flashinfer_compat.signatures.model import SymbolTable
 from flashinfer_compat.signatures.recorded import recorded, releases
 from flashinfer_compat.versions import parse_version
 
@@ -62,7 +62,8 @@ class Target:
             "",
             parse_architecture(architecture) if architecture else None,
             torch_version,
-            dict.fromkeys(_distribution_names(release.requires), ""),
+            # A CUDA build of torch for Linux brings Triton.
+            dict.fromkeys([*_distribution_names(release.requires), "triton"], ""),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from flashinfer_compat.errors import ExpertParallelismError, StrategyUnavailableError
+from flashinfer_compat.features.table import TRTLLM_GEN
 from flashinfer_compat.features.target import Target
 from flashinfer_compat.planning.decision import Plan, Rejection
+from flashinfer_compat.planning.portable import torch_answer, triton_answer
 from flashinfer_compat.planning.rules import problem_reasons
 from flashinfer_compat.planning.trtllm import Answer, answer
 from flashinfer_compat.problem import Problem
@@ -23,12 +25,22 @@ ALTERNATIVES: tuple[tuple[Backend, Strategy], ...] = (
     (Backend.TRTLLM, Strategy.NATIVE),
     (Backend.TRTLLM, Strategy.EXPANDED),
     (Backend.TRTLLM, Strategy.SPLIT),
+    # Measured on an H200: fused is faster up to 64 tokens and as fast beyond (docs/triton.md).
+    (Backend.TRITON, Strategy.NATIVE),
+    (Backend.TRITON, Strategy.EXPANDED),
+    (Backend.TRITON, Strategy.SPLIT),
     # Fusing gains nothing in the reference, and split needs no common input scale.
     (Backend.TORCH, Strategy.SPLIT),
     (Backend.TORCH, Strategy.NATIVE),
     (Backend.TORCH, Strategy.EXPANDED),
 )
 """In order of preference."""
+
+_ANSWERS: Mapping[Backend, Callable[[Problem, Target, Strategy], Answer]] = {
+    Backend.TRTLLM: answer,
+    Backend.TRITON: triton_answer,
+    Backend.TORCH: torch_answer,
+}
 
 
 def plan(
@@ -45,8 +57,8 @@ def plan(
         problem: the layer.
         target: the FlashInfer, GPU and libraries.
         strategy: `auto`, or the one to use.
-        backend: `auto`, or the one to use. With a strategy named and a GPU present, `auto` means FlashInfer's kernels:
-            the torch backend's fused forms must be asked for by name.
+        backend: `auto`, or the one to use. With a strategy named and a GPU present, `auto` means FlashInfer's kernels
+            on the GPUs that have some, and Triton's on others; the torch backend must then be asked for by name.
         require: the least evidence to accept. None accepts a fused strategy when eligible, split when present.
 
     Raises:
@@ -93,7 +105,7 @@ def assess(
 ) -> Answer:
     """Whether one alternative can run `problem` on `target`, whatever else can; see `plan` for `least`."""
     broken = tuple(problem_reasons(problem, strategy, backend))
-    given = answer(problem, target, strategy) if backend is Backend.TRTLLM else _torch_answer(target)
+    given = _ANSWERS[backend](problem, target, strategy)
     reasons = (*broken, *given.reasons)
     if not reasons:
         given = _as_checked(given, problem, target, strategy, backend)
@@ -127,12 +139,6 @@ def _refuted_or_absent(given: Answer) -> Evidence:
     return Evidence.REFUTED if given.status is Evidence.REFUTED else Evidence.ABSENT
 
 
-def _torch_answer(target: Target) -> Answer:
-    if target.torch_version is None:
-        return Answer((Reason(ReasonCode.TORCH_MISSING, "torch is not installed.", "Run: pip install torch"),))
-    return Answer(status=Evidence.ELIGIBLE, notes=("The torch backend is a reference: right, not fast.",))
-
-
 def _asked_for(
     strategy: Strategy,
     backend: Backend,
@@ -142,9 +148,13 @@ def _asked_for(
 ) -> bool:
     if wanted_strategy not in (None, strategy) or wanted_backend not in (None, backend):
         return False
-    # Who names a strategy on a GPU means FlashInfer's; the reference must not slip in at its speed.
-    named_on_gpu = wanted_strategy is not None and target.architecture is not None
-    return not (backend is Backend.TORCH and wanted_backend is None and named_on_gpu)
+    if wanted_strategy is None or wanted_backend is not None or target.architecture is None:
+        return True
+    # Who names a strategy on a GPU that FlashInfer has kernels for means FlashInfer's, and elsewhere Triton's; the
+    # reference must not slip in at its speed.
+    return backend is not (Backend.TRITON if target.architecture in TRTLLM_GEN else Backend.TRTLLM) and (
+        backend is not Backend.TORCH
+    )
 
 
 def _unavailable(

@@ -12,6 +12,7 @@ from flashinfer_compat.problem import Problem
 from flashinfer_compat.reasons import Reason, ReasonCode
 from flashinfer_compat.vocabulary import (
     Activation,
+    ActivationScaling,
     Backend,
     Numerics,
     RoutedScaling,
@@ -141,6 +142,28 @@ PROBLEM_RULES: tuple[Rule, ...] = (
         lambda problem: problem.numerics is Numerics.W4A4,
         "FlashInfer's trtllm-gen kernels round activations to NVFP4 (w4a4); w4a16 was asked for.",
         "Use numerics='w4a4', or the torch backend.",
+    ),
+    Rule(
+        ReasonCode.ACTIVATION_SCALING,
+        _ALL,
+        frozenset({Backend.TRITON}),
+        lambda problem: problem.activation_scaling is ActivationScaling.CHECKPOINT,
+        "The Triton kernels have no per-token activation scales.",
+        "Use activation_scaling='checkpoint', or the torch backend.",
+    ),
+    Rule(
+        ReasonCode.HIDDEN_SIZE,
+        _ALL,
+        frozenset({Backend.TRITON}),
+        lambda problem: problem.hidden_size % 32 == 0,
+        "The Triton kernels need hidden_size in multiples of 32, got {hidden_size}.",
+    ),
+    Rule(
+        ReasonCode.INTERMEDIATE_SIZE,
+        _ALL,
+        frozenset({Backend.TRITON}),
+        lambda problem: problem.intermediate_size % 32 == 0,
+        "The Triton kernels need intermediate_size in multiples of 32, got {intermediate_size}.",
     ),
     Rule(
         ReasonCode.HIDDEN_SIZE,

@@ -29,7 +29,8 @@ R1 += ["--shared-experts", "1", "--shared-format", "nvfp4"]
         (["--flashinfer", "0.7.4", "--arch", "sm100", "--input", "logits"], "native", "trtllm", "eligible"),
         (["--flashinfer", "0.7.4", "--arch", "sm100", "--input", "topk"], "expanded", "trtllm", "eligible"),
         (["--flashinfer", "0.6.15.post1", "--arch", "sm100", "--input", "logits"], "split", "trtllm", "eligible"),
-        (["--flashinfer", "0.7.4", "--arch", "sm90", "--input", "logits"], "split", "torch", "eligible"),
+        (["--flashinfer", "0.7.4", "--arch", "sm90", "--input", "logits"], "native", "triton", "eligible"),
+        (["--flashinfer", "0.7.4", "--arch", "sm75", "--input", "logits"], "split", "torch", "eligible"),
         (["--flashinfer", "0.7.4+cu130", "--arch", "10.0"], "native", "trtllm", "eligible"),
         (["--flashinfer", "0.7.4", "--arch", "sm100", "--strategy", "split"], "split", "trtllm", "eligible"),
         (

@@ -334,3 +334,21 @@ def test_a_torch_without_cuda_runs_no_kernel() -> None:
     # Without a GPU that is not what is wrong.
     bare = plan(DEEPSEEK_R1, replace(target, architecture=None))
     assert ReasonCode.TORCH_WITHOUT_CUDA not in {one.reason.code for one in bare.rejected}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"architecture": "sm75"}, ReasonCode.ARCHITECTURE),
+        ({"architecture": None}, ReasonCode.NO_GPU),
+        ({"torch_cuda": None}, ReasonCode.TORCH_WITHOUT_CUDA),
+        ({"torch_version": None}, ReasonCode.TORCH_MISSING),
+        ({"libraries": {}}, ReasonCode.LIBRARY_MISSING),
+    ],
+)
+def test_what_the_triton_kernels_need(changes: dict[str, object], code: ReasonCode) -> None:
+    bare = Target(None, "flashinfer is not installed.", "sm90", "2.11.0", {"triton": "3.6.0"})
+    assert plan(DEEPSEEK_R1, bare).backend is Backend.TRITON
+    with pytest.raises(StrategyUnavailableError) as caught:
+        plan(DEEPSEEK_R1, replace(bare, **changes), backend="triton", strategy="native")
+    assert caught.value.codes == (code.value,)

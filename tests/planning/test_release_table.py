@@ -1,12 +1,13 @@
 """What runs on which FlashInfer release and GPU, for layers that people know.
 
 To read the table: find the release's row; the GPUs that FlashInfer's trtllm-gen kernels run on there are in its second
-column, and the cells say what those GPUs get. Everything else (older, newer and desktop GPUs, or no GPU) gets the torch
-backend, which cannot run one rank of an expert-parallel layer.
+column, and the cells say what those GPUs get. Everything else (older, newer and desktop GPUs, or no GPU) gets what is
+portable.
 
 A cell is `strategy num_experts`, where num_experts is what FlashInfer is called with: the shared experts count under
 `expanded`, and so do padding ids where a release wants a multiple of 4. `*`: the entry point cannot route this way, so
-routing happens before the call. `torch`: split on the torch backend. `refused`: nothing can run it.
+routing happens before the call. `portable`: from SM80 on the Triton kernels, fused where the layer allows it; otherwise
+split on the torch backend. `refused`: nothing can run it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from flashinfer_compat.features.target import Target
 from flashinfer_compat.planning.plan import plan
 from flashinfer_compat.problem import Problem
 from flashinfer_compat.signatures.recorded import releases
-from flashinfer_compat.vocabulary import Backend, RoutingInput, RoutingMethod, SharedExpertFormat
+from flashinfer_compat.vocabulary import RoutingInput, RoutingMethod, SharedExpertFormat
 
 R1 = Problem(
     hidden_size=7168,
@@ -60,18 +61,18 @@ REFUSED_EVERYWHERE = {
 }
 
 TABLE = """
-releases             | kernels on        | R1 logits  | R1 topk      | R1 bf16 logits | R1 bf16 topk | Kimi-K2 logits | Kimi-K2 topk | small logits | small topk  | MiniMax-M2 logits | MiniMax-M2 topk | R1 EP8 logits | R1 EP8 topk
-0.2.9rc1 0.2.9rc2    |                   |            |              |                |              |                |              |              |             |                   |                 |               |
-0.2.9 0.2.9          | sm100             | split 256  | torch        | split 256      | torch        | torch          | torch        | torch        | torch       | torch             | torch           | split 256     | torch
-0.2.10 0.3.0.post1   | sm100             | split 256  | torch        | split 256      | torch        | torch          | torch        | split 64     | expanded 68 | torch             | torch           | split 256     | torch
-0.3.1 0.3.1.post1    | sm100 sm103       | split 256  | torch        | split 256      | torch        | torch          | torch        | split 64     | expanded 68 | torch             | torch           | split 256     | torch
-0.4.0rc0 0.4.0rc2    | sm100 sm103       | torch      | torch        | torch          | torch        | torch          | torch        | split 64     | expanded 96 | torch             | torch           | torch         | torch
-0.4.0rc3 0.4.1       | sm100 sm103       | torch      | torch        | torch          | torch        | torch          | torch        | split 64     | expanded 68 | torch             | torch           | torch         | torch
-0.5.0rc1 0.5.0rc3    | sm100 sm103       | split 256  | torch        | split 256      | torch        | torch          | torch        | split 64     | expanded 68 | torch             | torch           | split 256     | torch
-0.5.0 0.6.8rc1       | sm100 sm103       | split 256  | expanded 260 | split 256      | split 256    | split 384      | expanded 388 | split 64     | expanded 68 | split 256*        | split 256       | split 256     | split 256
-0.6.8 0.6.16rc5      | sm100 sm103       | split 256  | expanded 257 | split 256      | split 256    | split 384      | expanded 385 | split 64     | expanded 66 | split 256         | split 256       | split 256     | split 256
-0.6.16 0.6.16.post4  | sm100 sm103 sm107 | split 256  | expanded 257 | split 256      | split 256    | split 384      | expanded 385 | split 64     | expanded 66 | split 256         | split 256       | split 256     | split 256
-0.6.17rc1 0.7.4      | sm100 sm103 sm107 | native 256 | expanded 257 | split 256      | split 256    | split 384      | expanded 385 | split 64     | expanded 66 | split 256         | split 256       | split 256     | split 256
+releases            | kernels on        | R1 logits  | R1 topk      | R1 bf16 logits | R1 bf16 topk | Kimi-K2 logits | Kimi-K2 topk | small logits | small topk  | MiniMax-M2 logits | MiniMax-M2 topk | R1 EP8 logits | R1 EP8 topk
+0.2.9rc1 0.2.9rc2   |                   |            |              |                |              |                |              |              |             |                   |                 |               |
+0.2.9 0.2.9         | sm100             | split 256  | portable     | split 256      | portable     | portable       | portable     | portable     | portable    | portable          | portable        | split 256     | portable
+0.2.10 0.3.0.post1  | sm100             | split 256  | portable     | split 256      | portable     | portable       | portable     | split 64     | expanded 68 | portable          | portable        | split 256     | portable
+0.3.1 0.3.1.post1   | sm100 sm103       | split 256  | portable     | split 256      | portable     | portable       | portable     | split 64     | expanded 68 | portable          | portable        | split 256     | portable
+0.4.0rc0 0.4.0rc2   | sm100 sm103       | portable   | portable     | portable       | portable     | portable       | portable     | split 64     | expanded 96 | portable          | portable        | portable      | portable
+0.4.0rc3 0.4.1      | sm100 sm103       | portable   | portable     | portable       | portable     | portable       | portable     | split 64     | expanded 68 | portable          | portable        | portable      | portable
+0.5.0rc1 0.5.0rc3   | sm100 sm103       | split 256  | portable     | split 256      | portable     | portable       | portable     | split 64     | expanded 68 | portable          | portable        | split 256     | portable
+0.5.0 0.6.8rc1      | sm100 sm103       | split 256  | expanded 260 | split 256      | split 256    | split 384      | expanded 388 | split 64     | expanded 68 | split 256*        | split 256       | split 256     | split 256
+0.6.8 0.6.16rc5     | sm100 sm103       | split 256  | expanded 257 | split 256      | split 256    | split 384      | expanded 385 | split 64     | expanded 66 | split 256         | split 256       | split 256     | split 256
+0.6.16 0.6.16.post4 | sm100 sm103 sm107 | split 256  | expanded 257 | split 256      | split 256    | split 384      | expanded 385 | split 64     | expanded 66 | split 256         | split 256       | split 256     | split 256
+0.6.17rc1 0.7.4     | sm100 sm103 sm107 | native 256 | expanded 257 | split 256      | split 256    | split 384      | expanded 385 | split 64     | expanded 66 | split 256         | split 256       | split 256     | split 256
 """  # noqa: E501
 """Why the rows begin where they do:
 
@@ -123,11 +124,17 @@ def _found(problem: Problem, target: Target) -> str:
         decision = plan(problem, target)
     except StrategyUnavailableError:
         return "refused"
-    if decision.backend is Backend.TORCH:
-        return "torch" if decision.strategy.value == "split" and decision.call is None else repr(decision)
-    assert decision.call is not None
+    if decision.call is None:
+        return "portable" if (decision.backend.value, decision.strategy.value) == _portable(problem, target) else "?"
     before = "*" if decision.call.routed_before else ""
     return f"{decision.strategy.value} {decision.call.num_experts}{before}"
+
+
+def _portable(problem: Problem, target: Target) -> tuple[str, str]:
+    if target.architecture in ("sm75", None):
+        return "torch", "split"
+    fuses = problem.shared_format is SharedExpertFormat.NVFP4 and problem.ep_size == 1
+    return "triton", ("native" if problem.routing_input is RoutingInput.LOGITS else "expanded") if fuses else "split"
 
 
 def test_every_recorded_release_is_in_exactly_one_row() -> None:
@@ -149,7 +156,7 @@ def test_each_release_and_gpu_gets_what_the_table_says(row: Row) -> None:
             for name, problem in PROBLEMS.items():
                 for given in RoutingInput:
                     cell = row.cells[f"{name} {given.value}"]
-                    expected = cell if architecture in row.kernels_on else "torch"
+                    expected = cell if architecture in row.kernels_on else "portable"
                     found = _found(changed(problem, routing_input=given), target)
                     if found != expected:
                         wrong.append(f"{release} {architecture} {name} {given.value}: {found}, expected {expected}")

@@ -21,7 +21,7 @@ NO_SHARED: dict[str, Any] = {"num_shared_experts": 0, "shared_format": "none"}
 UNGROUPED: dict[str, Any] = {"n_group": 1, "topk_group": 1}
 
 EVERY_STRATEGY = ("native", "expanded", "split")
-EVERY_BACKEND = ("trtllm", "torch")
+EVERY_BACKEND = ("trtllm", "triton", "torch")
 
 CASES: list[tuple[str, tuple[str, ...], tuple[str, ...], dict[str, Any]]] = [
     # The code that must be the only one, the strategies and backends it concerns, and the change that causes it.
@@ -36,7 +36,10 @@ CASES: list[tuple[str, tuple[str, ...], tuple[str, ...], dict[str, Any]]] = [
     ("no_expert_groups", ("native",), ("trtllm",), UNGROUPED),
     ("activation", EVERY_STRATEGY, EVERY_BACKEND, {"activation": "relu2"}),
     ("numerics", EVERY_STRATEGY, ("trtllm",), {"numerics": "w4a16"}),
+    ("activation_scaling", EVERY_STRATEGY, ("triton",), {"activation_scaling": "per_token"}),
     ("hidden_size", EVERY_STRATEGY, ("trtllm",), {"hidden_size": 7168 + 64}),
+    ("hidden_size", EVERY_STRATEGY, ("triton",), {"hidden_size": 7168 + 16}),
+    ("intermediate_size", EVERY_STRATEGY, ("triton",), {"intermediate_size": 2048 + 16}),
 ]
 
 KEPT: list[tuple[str, tuple[str, ...], tuple[str, ...], dict[str, Any]]] = [
@@ -51,7 +54,9 @@ KEPT: list[tuple[str, tuple[str, ...], tuple[str, ...], dict[str, Any]]] = [
     ("weights as they are", ("split",), EVERY_BACKEND, {"norm_topk_prob": False}),
     ("a gate of the shared experts", ("split",), EVERY_BACKEND, {"shared_gate": True}),
     ("geglu", EVERY_STRATEGY, EVERY_BACKEND, {"activation": "geglu"}),
-    ("weights only", EVERY_STRATEGY, ("torch",), {"numerics": "w4a16"}),
+    ("weights only", EVERY_STRATEGY, ("triton", "torch"), {"numerics": "w4a16"}),
+    ("a scale for each token", EVERY_STRATEGY, ("trtllm", "torch"), {"activation_scaling": "per_token"}),
+    ("a hidden size of two NVFP4 blocks", EVERY_STRATEGY, ("triton",), {"hidden_size": 7168 + 32}),
     ("a hidden size of NVFP4 blocks", EVERY_STRATEGY, ("torch",), {"hidden_size": 7168 + 16}),
 ]
 
@@ -148,6 +153,9 @@ def test_the_plan_says_what_became_of_every_alternative() -> None:
     assert by_alternative == {
         ("trtllm", "expanded"): "needs_topk",
         ("trtllm", "split"): "not_preferred",
+        ("triton", "native"): "not_preferred",
+        ("triton", "expanded"): "needs_topk",
+        ("triton", "split"): "not_preferred",
         ("torch", "split"): "not_preferred",
         ("torch", "native"): "not_preferred",
         ("torch", "expanded"): "needs_topk",
@@ -259,8 +267,8 @@ def test_a_fused_strategy_under_expert_parallelism_is_not_implemented(strategy: 
     assert set(caught.value.codes) == {"expert_parallelism"}
 
 
-@pytest.mark.parametrize("architecture", ["sm100", "sm90"])
-def test_a_named_strategy_on_a_gpu_never_becomes_the_torch_backend(architecture: str) -> None:
+@pytest.mark.parametrize(("architecture", "backend"), [("sm100", Backend.TRTLLM), ("sm90", Backend.TRITON)])
+def test_a_named_strategy_means_the_kernels_for_that_gpu(architecture: str, backend: Backend) -> None:
     for release in releases():
         target = Target.from_release(release, architecture)
         for problem in (R1_LOGITS, R1_TOPK):
@@ -269,7 +277,7 @@ def test_a_named_strategy_on_a_gpu_never_becomes_the_torch_backend(architecture:
                     decision = plan(problem, target, strategy=strategy)
                 except StrategyUnavailableError:
                     continue
-                assert decision.backend is Backend.TRTLLM
+                assert decision.backend is backend
 
 
 @pytest.mark.parametrize("strategy", Strategy)
