@@ -1,4 +1,4 @@
-"""`python -m flashinfer_compat`: doctor, plan, verify, run-layer. To add a command, add its module to `COMMANDS`."""
+"""`python -m flashinfer_compat`: doctor, plan, verify, run-layer, ab. To add one, add its module to `COMMANDS`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashinfer_compat.errors import FlashInferCompatError, StrategyUnavailableE
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("doctor", "plan", "verify", "run_layer")
+COMMANDS = ("doctor", "plan", "verify", "run_layer", "ab")
 """Modules of this package, each with HELP, add_arguments(parser) and run(options) -> exit code."""
 
 
