@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import platform
 import statistics
 import time
@@ -90,9 +91,8 @@ def _cases(version: str) -> list[Case]:
 
 def _direct(layer: fc.PreparedLayer, x: torch.Tensor, routing: Any) -> Callable[[], torch.Tensor]:
     """The same calls written out, with the layer's own tensors."""
-    import flashinfer
-    from flashinfer.fused_moe import trtllm_fp4_block_scale_moe, trtllm_fp4_block_scale_routed_moe
-
+    flashinfer: Any = importlib.import_module("flashinfer")
+    moe: Any = importlib.import_module("flashinfer.fused_moe")
     fused, shared = layer.state.fused, layer.state.shared
     fixed = dict(fused.arguments)
     scale = layer.input_scale.reciprocal().reshape(1)
@@ -114,7 +114,7 @@ def _direct(layer: fc.PreparedLayer, x: torch.Tensor, routing: Any) -> Callable[
             topk = (routing.ids, routing.weights)
             if is_fused:
                 topk = torch.cat((routing.ids, shared_id), 1), torch.cat((routing.weights, shared_weight), 1)
-            result = trtllm_fp4_block_scale_routed_moe(
+            result = moe.trtllm_fp4_block_scale_routed_moe(
                 topk_ids=topk,
                 routing_bias=None,
                 hidden_states=codes,
@@ -123,7 +123,7 @@ def _direct(layer: fc.PreparedLayer, x: torch.Tensor, routing: Any) -> Callable[
                 **fixed,
             )
         else:
-            result = trtllm_fp4_block_scale_moe(
+            result = moe.trtllm_fp4_block_scale_moe(
                 routing_logits=routing.logits,
                 routing_bias=routing.bias,
                 hidden_states=codes,
