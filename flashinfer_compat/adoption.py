@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flashinfer_compat.errors import StrategyUnavailableError
+from flashinfer_compat.errors import ArgumentError, StrategyUnavailableError
 from flashinfer_compat.features.target import Target
 from flashinfer_compat.machine import this_machine
 from flashinfer_compat.planning.plan import assess
@@ -116,8 +116,13 @@ def fused_shared_kwargs(function: Callable[..., Any], num_shared: int) -> dict[s
         num_shared: shared experts whose rows are appended to the weights.
 
     Raises:
+        ArgumentError: `num_shared` is not a number of experts, or `function` no function.
         StrategyUnavailableError: the function does not take the keyword, or takes it and computes wrong numbers.
     """
+    if not isinstance(num_shared, int) or isinstance(num_shared, bool) or num_shared < 0:
+        raise ArgumentError("num_shared", "an integer of at least 0", repr(num_shared))
+    if not callable(function):
+        raise ArgumentError("function", "trtllm_fp4_block_scale_moe, as imported", type(function).__name__)
     if num_shared == 0:
         return {}
     name = getattr(function, "__name__", repr(function))

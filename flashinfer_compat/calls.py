@@ -17,7 +17,7 @@ from flashinfer_compat.inputs import (
 from flashinfer_compat.numerics.routing import ROUTING_RULES
 from flashinfer_compat.options import NO_OPTIONS, CallOptions
 from flashinfer_compat.problem import Problem
-from flashinfer_compat.vocabulary import ActivationScaling
+from flashinfer_compat.vocabulary import ActivationScaling, Numerics
 
 __all__ = ["check_call"]
 
@@ -55,11 +55,16 @@ def check_call(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routi
     _check_routing(routing, tokens, device, problem)
     if options is not NO_OPTIONS:
         _check_options(options, tokens, hidden_states, layer)
+        if not torch.compiler.is_compiling():
+            _check_apart(hidden_states, routing, options)
 
 
 def _check_quantized(given: QuantizedInput, layer: PreparedLayer, problem: Problem) -> int:
     """The number of tokens."""
     device, size = layer.device, problem.hidden_size
+    if problem.numerics is Numerics.W4A16:
+        expected = "hidden_states that are not rounded, with numerics w4a16"
+        raise TensorError("hidden_states", expected, "a QuantizedInput", "Plan with numerics='w4a4'.")
     if not isinstance(given.codes, torch.Tensor) or given.codes.ndim != 2:
         raise TensorError("codes", f"a tensor [tokens, {size // 2}]", _described(given.codes))
     tokens = given.codes.shape[0]
@@ -143,13 +148,20 @@ def _check_output(output: torch.Tensor, tokens: int, given: HiddenStates, layer:
     dtype = torch.bfloat16 if isinstance(given, QuantizedInput) else given.dtype
     _check(output, "options.output", (dtype,), (tokens, layer.plan.problem.hidden_size), layer.device)
     _check_contiguous(output, "options.output")
-    if torch.compiler.is_compiling():
-        return
-    inputs = (given.codes, given.hidden_states) if isinstance(given, QuantizedInput) else (given,)
-    for tensor in inputs:
-        if tensor is not None and _overlap(output, tensor):
-            expected = "memory of its own"
-            raise TensorError("options.output", expected, "memory of hidden_states, which may be read after it")
+
+
+def _check_apart(given: HiddenStates, routing: Routing, options: CallOptions) -> None:
+    """Whatever is written shares no memory with anything else of the call, which may be read after it."""
+    read = {"gemm1_lora_delta": options.gemm1_lora_delta, **vars(routing)}
+    read |= vars(given) if isinstance(given, QuantizedInput) else {"hidden_states": given}
+    written = {name: getattr(options, name) for name in ("output", "routing_replay_out", "workspace_buffer")}
+    for name, buffer in written.items():
+        if buffer is None:
+            continue
+        for other, tensor in (read | {one: value for one, value in written.items() if one != name}).items():
+            if tensor is not None and _overlap(buffer, tensor):
+                found = f"memory of {other}, which may be read after it is written"
+                raise TensorError(f"options.{name}", "memory of its own", found)
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

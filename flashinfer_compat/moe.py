@@ -54,6 +54,9 @@ def prepare(weights: MoELayerWeights | TrtllmExperts, plan: Plan, options: Layer
     if not isinstance(plan, Plan):
         raise ArgumentError("plan", "what plan returned", type(plan).__name__)
     options = options or LayerOptions()
+    most = options.side_stream_tokens
+    if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+        raise ArgumentError("options.side_stream_tokens", "an integer of at least 0", repr(most))
     backend = backend_module(plan.backend)
     if isinstance(weights, TrtllmExperts):
         if plan.backend is not Backend.TRTLLM:

@@ -32,13 +32,19 @@ _LOGITS, _TOPK, _PACKED = range(3)
 _layers: weakref.WeakValueDictionary[int, PreparedLayer] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
-torch.library.define(
-    "flashinfer_compat::fp4_moe",
-    "(Tensor hidden_states, Tensor routing, Tensor? second, int kind, int layer, *, Tensor? block_scale=None, "
-    "Tensor? per_token_scale=None, Tensor? unrounded=None, Tensor(a!)? output=None, bool? enable_pdl=None, "
-    "int? tune_max_num_tokens=None, Tensor(b!)? routing_replay_out=None, Tensor(c!)? workspace_buffer=None, "
-    "Tensor? gemm1_lora_delta=None) -> Tensor",
+_INPUTS = (
+    "Tensor hidden_states, Tensor routing, Tensor? second, int kind, int layer, *, Tensor? block_scale=None, "
+    "Tensor? per_token_scale=None, Tensor? unrounded=None, bool? enable_pdl=None, int? tune_max_num_tokens=None, "
+    "Tensor? gemm1_lora_delta=None"
 )
+torch.library.define("flashinfer_compat::fp4_moe", f"({_INPUTS}) -> Tensor")
+# Apart, because torch's inductor does not take an operator whose written arguments are all None.
+torch.library.define(
+    "flashinfer_compat::fp4_moe_into",
+    f"({_INPUTS}, Tensor(a!)? output=None, Tensor(b!)? routing_replay_out=None, Tensor(c!)? workspace_buffer=None) "
+    "-> Tensor",
+)
+_WRITTEN = ("output", "routing_replay_out", "workspace_buffer")
 
 
 def register(layer: PreparedLayer) -> int:
@@ -62,13 +68,15 @@ def call(hidden_states: HiddenStates, number: int, routing: Routing, options: Ca
         more["per_token_scale"] = hidden_states.per_token_scale
         more["unrounded"] = hidden_states.hidden_states
         hidden_states = hidden_states.codes
+    operator = torch.ops.flashinfer_compat.fp4_moe
     if options is not NO_OPTIONS:
-        more |= vars(options)
-    output: torch.Tensor = torch.ops.flashinfer_compat.fp4_moe(hidden_states, *tensors, kind, number, **more)
+        more |= {name: value for name, value in vars(options).items() if value is not None}
+        if more.keys() & set(_WRITTEN):
+            operator = torch.ops.flashinfer_compat.fp4_moe_into
+    output: torch.Tensor = operator(hidden_states, *tensors, kind, number, **more)
     return output if options.output is None else options.output
 
 
-@torch.library.impl("flashinfer_compat::fp4_moe", "CompositeExplicitAutograd")
 def _run(
     hidden_states: torch.Tensor,
     routing: torch.Tensor,
@@ -99,10 +107,9 @@ def _run(
         return found.backend.run(values, found, given, NO_OPTIONS)
     output = found.backend.run(values, found, given, CallOptions(**options))
     # An operator may not return one of its arguments.
-    return output if options["output"] is None else output.new_empty(0)
+    return output if options.get("output") is None else output.new_empty(0)
 
 
-@torch.library.register_fake("flashinfer_compat::fp4_moe")  # type: ignore[untyped-decorator]
 def _fake(
     hidden_states: torch.Tensor,
     routing: torch.Tensor,
@@ -119,3 +126,8 @@ def _fake(
     if block_scale is not None:
         return hidden_states.new_empty((hidden_states.shape[0], 2 * hidden_states.shape[1]), dtype=torch.bfloat16)
     return hidden_states.new_empty(hidden_states.shape)
+
+
+for _operator in ("flashinfer_compat::fp4_moe", "flashinfer_compat::fp4_moe_into"):
+    torch.library.impl(_operator, "CompositeExplicitAutograd", _run)
+    torch.library.register_fake(_operator, _fake)

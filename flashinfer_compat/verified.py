@@ -42,7 +42,7 @@ def facts(environment: Environment) -> dict[str, Any]:
         "gpus": gpus and [[gpu.name, gpu.architecture] for gpu in gpus.devices],
         "visible": gpus and gpus.visible,
         "driver": gpus and gpus.driver_version,
-        "variables": sorted([one.name, one.value] for one in variables if one.name.startswith("FLASHINFER_")),
+        "variables": sorted([one.name, one.value] for one in variables if _counts(one.name)),
     }
 
 
@@ -88,6 +88,10 @@ def store(environment: Environment, checks: Iterable[SelfCheck]) -> Path | None:
         Path(temporary).unlink(missing_ok=True)
         raise
     return path
+
+
+def _counts(variable: str) -> bool:
+    return variable.startswith("FLASHINFER_") and not variable.startswith("FLASHINFER_COMPAT_")
 
 
 def _name(known: dict[str, Any]) -> str:

@@ -92,3 +92,9 @@ def test_a_missing_keyword_names_flashinfer_and_the_keyword() -> None:
 def test_the_routed_entry_never_gets_the_keyword(release: str) -> None:
     with pytest.raises(fc.StrategyUnavailableError, match="Append the shared experts"):
         fc.fused_shared_kwargs(standin.release(release).objects[ROUTED], 1)
+
+
+@pytest.mark.parametrize(("function", "num_shared"), [(print, -1), (print, True), (print, 1.0), (None, 1)])
+def test_nonsense_is_named(function: object, num_shared: object) -> None:
+    with pytest.raises(fc.ArgumentError):
+        fc.fused_shared_kwargs(function, num_shared)

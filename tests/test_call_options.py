@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -257,3 +258,54 @@ def test_a_compiled_graph_writes_into_the_buffer(sample: Sample, backend: str) -
     assert torch.equal(output, expected)
     assert torch.equal(result, expected + 1)
     assert torch.equal(replay, sample.io["topk_ids"].to(torch.int16))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("wanted", [(), ("routing_replay_out",), ("output",), ("output", "routing_replay_out")])
+def test_every_compiler_takes_every_option(sample: Sample, backend: str, wanted: tuple[str, ...]) -> None:
+    layer = fc.prepare(sample.weights, fc.plan(sample.weights.problem("topk"), backend="torch"))
+    expected = fc.fp4_moe(sample.x, layer, sample.routing("topk"))
+
+    def step(x: torch.Tensor, output: torch.Tensor, replay: torch.Tensor) -> torch.Tensor:
+        given = {"output": output, "routing_replay_out": replay}
+        options = fc.CallOptions(**{name: given[name] for name in wanted})
+        return fc.fp4_moe(x * 1, layer, sample.routing("topk"), options) + 0
+
+    output, replay = torch.zeros_like(sample.x), torch.zeros(T, K, dtype=torch.int16)
+    torch._dynamo.reset()
+    result = torch.compile(step, fullgraph=True, backend=backend)(sample.x, output, replay)
+    assert torch.equal(result, expected)
+    assert bool(output.any()) == ("output" in wanted)
+    assert bool(replay.any()) == ("routing_replay_out" in wanted)
+
+
+def test_buffers_share_no_memory_with_anything_of_the_call(sample: Sample) -> None:
+    layer = fc.prepare(sample.weights, fc.plan(sample.weights.problem("topk"), backend="torch"))
+    pool = torch.zeros(T * H * 2, dtype=torch.uint8)
+    weights = pool[: T * K * 4].view(torch.float32).view(T, K)
+    weights.copy_(sample.io["topk_weights"])
+    routing = fc.TopKRouting(sample.io["topk_ids"], weights)
+    output = pool.view(torch.bfloat16).view(T, H)
+    replay = sample.x.view(torch.int16).flatten()[: T * K].view(T, K)
+    for options, other in (
+        (fc.CallOptions(output=output), "weights"),
+        (fc.CallOptions(routing_replay_out=replay), "hidden_states"),
+        (fc.CallOptions(output=output, routing_replay_out=output.view(torch.int16).flatten()[: T * K].view(T, K)), ""),
+    ):
+        before = sample.x.clone()
+        with pytest.raises(fc.TensorError, match=f"memory of {other}"):
+            fc.fp4_moe(sample.x, layer, routing, options)
+        assert torch.equal(sample.x, before)
+
+
+@pytest.mark.parametrize("tokens", [-1, "abc", True])
+def test_a_threshold_that_is_no_number_of_tokens_is_named(sample: Sample, tokens: object) -> None:
+    plan = fc.plan(sample.weights.problem("topk"), backend="torch")
+    with pytest.raises(fc.ArgumentError, match="side_stream_tokens"):
+        fc.prepare(sample.weights, plan, fc.LayerOptions(side_stream_tokens=tokens))
+
+
+def test_a_layer_is_shared_by_copies_and_short_in_print(sample: Sample) -> None:
+    layer = fc.prepare(sample.weights, fc.plan(sample.weights.problem("topk"), backend="torch"))
+    assert copy.deepcopy([layer])[0] is layer
+    assert "tensor([[" not in repr(layer)

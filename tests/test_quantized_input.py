@@ -180,3 +180,10 @@ def test_four_over_six_is_refused_where_it_cannot_be(sample: Sample, backend: st
         plan = fc.plan(sample.weights.problem("topk"), SM100, backend=backend, strategy="split")
         with pytest.raises(fc.ArgumentError, match="4over6"):
             fc.prepare(sample.weights, plan, fc.LayerOptions(nvfp4_4over6=object()))
+
+
+def test_weights_only_numerics_take_no_rounded_input(sample: Sample) -> None:
+    problem = sample.weights.problem("topk", numerics="w4a16")
+    layer = fc.prepare(sample.weights, fc.plan(problem, backend="torch"))
+    with pytest.raises(fc.TensorError, match="w4a16"):
+        fc.fp4_moe(sample.rounded(layer), layer, sample.routing("topk"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -30,10 +30,14 @@ class PreparedLayer:
     plan's activation_scaling is per_token."""
     adds_shared: bool
     """Whether shared experts are part of this rank's result."""
-    state: Any
+    state: Any = field(repr=False)
     """What the backend keeps; only it looks inside."""
     number: int = -1
     """Its number for the torch operator, which `prepare` gives."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PreparedLayer:
+        """Itself: nothing of it ever changes, and a copy of a module need not hold the weights twice."""
+        return self
 
 
 class BackendModule(Protocol):

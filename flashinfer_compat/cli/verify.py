@@ -12,11 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from flashinfer_compat.cli.console import paragraph
-from flashinfer_compat.errors import DependencyMissingError
+from flashinfer_compat.errors import ArgumentError, DependencyMissingError
 from flashinfer_compat.self_checks import SelfCheck
 from flashinfer_compat.vocabulary import Backend, Evidence, parse
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -41,12 +45,12 @@ def run(options: argparse.Namespace) -> int:
     from flashinfer_compat.verification.run import self_checks
     from flashinfer_compat.verified import store
 
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     target = this_machine()
     # What ran on a CPU says nothing about the GPU that plans are made for.
     backends = [parse(Backend, one, "--backend") for one in options.backend or ()] or list(Backend)
     why_not = "asked not to" if options.no_store else ""
-    if options.backend:
+    if set(backends) != set(Backend):
         why_not = "only some backends were checked"
     if device.type == "cpu" and target.architecture is not None:
         why_not = "a run on the CPU says nothing about this machine's GPU"
@@ -75,6 +79,19 @@ def run(options: argparse.Namespace) -> int:
         paragraph(f"{len(checks) - refuted} of {len(checks)} verified on {device}, {refuted} refuted.", indent=0)
         paragraph(f"Kept in {path}" if path else f"Not kept: {why_not}.", indent=0)
     return 2 if not checks else int(refuted > 0)
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    # A CPU build answers "cuda" with an AssertionError, a missing driver with a RuntimeError.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        expected = "a device that this torch computes on, such as cpu or cuda:0"
+        raise ArgumentError("--device", expected, f"{name!r} ({str(error).splitlines()[0]})") from error
+    return device
 
 
 def _print(check: SelfCheck) -> None:

@@ -52,3 +52,10 @@ def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
     code, text = run(tmp_path, "verify", "--backend", "cuda", "--json")
     assert code == 2
     assert "--backend" in json.loads(text)["error"]["message"]
+
+
+@pytest.mark.parametrize("device", ["foo", "meta", "cuda:99"])
+def test_a_device_that_cannot_compute_is_named(tmp_path: Path, device: str) -> None:
+    code, text = run(tmp_path, "verify", "--device", device, "--json")
+    assert code == 2
+    assert "--device" in json.loads(text)["error"]["message"]

@@ -50,7 +50,7 @@ def _cells(version: str, folder: Path) -> Iterator[Cell]:
     # A release newer than the records is stood in for by the newest recorded one.
     era = Era(version if version in releases() else releases()[-1])
     calls = replace_compiled_modules(era, folder / "flashinfer" / "data" / "csrc")
-    target = replace(this_machine(), architecture="sm100")
+    target = replace(this_machine(), architecture="sm100", torch_cuda="13.0")
     samples = {name: Sample.load(name) for name in SAMPLES}
     for way in WAYS:
         yield _cell(way, samples[way.sample], target, version, calls)
