@@ -59,7 +59,8 @@ class FileCheck(str, enum.Enum):
 
     NONE = "none"
     SIZES = "sizes"
-    """Presence and size: one stat call a file. Of FlashInfer and the libraries it calls kernels through only."""
+    """Presence and size: one stat call a file. Of FlashInfer, without its C++ sources, and the libraries it calls
+    kernels through only."""
     HASHES = "hashes"
     """Presence, size and hash: reads every file."""
 

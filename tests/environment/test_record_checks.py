@@ -147,3 +147,10 @@ def test_an_install_made_by_a_real_installer_matches():
     location = Path(str(dist.locate_file("")))
     dist_info = next(location.glob("iniconfig-*.dist-info"))
     assert check_record(str(dist_info), str(location), FileCheck.HASHES).state is RecordState.MATCHES
+
+
+def test_sources_that_flashinfer_compiles_are_compared_by_hashes_only(tmp_path):
+    dist_info = install(tmp_path, "flashinfer-python", files={"flashinfer/a.py": "x", "flashinfer/data/csrc/a.cu": "y"})
+    (tmp_path / "flashinfer" / "data" / "csrc" / "a.cu").unlink()
+    assert check(dist_info).state is RecordState.MATCHES
+    assert check(dist_info, FileCheck.HASHES).missing == ("flashinfer/data/csrc/a.cu",)
