@@ -79,6 +79,7 @@ EXTRAS = {
     "calls": {"torch"},
     "cli": {"rich", "torch", "safetensors"},
     "ab": {"httpx"},
+    "engines": {"torch", "sglang", "huggingface_hub"},
 }
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["load_moe_layer"]
+__all__ = ["layer_prefix", "load_moe_layer", "stored_shared_format"]
 
 _MODEL_PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 """Before `layers.`: of a language model, and of one inside a multimodal wrapper."""
@@ -89,7 +89,7 @@ def load_moe_layer(
         shared_share = _share(config.layer, ep_rank * tp_size + tp_rank, ep_size * tp_size, "ep_size * tp_size")
     with open_tensors(directory) as tensors:
         target = _device(device)
-        prefix = _layer_prefix(tensors, layer)
+        prefix = layer_prefix(tensors, layer)
         names = [f"{prefix}experts.{expert}" for expert in range(config.layer.num_experts)]
         surplus = f"{prefix}experts.{config.layer.num_experts}.{_DOWN}.weight"
         if surplus in tensors:
@@ -173,7 +173,8 @@ def _device(device: str) -> torch.device:
     return target
 
 
-def _layer_prefix(tensors: CheckpointTensors, layer: int) -> str:
+def layer_prefix(tensors: CheckpointTensors, layer: int) -> str:
+    """What a layer's MoE tensors are named by."""
     prefixes = [f"{model}layers.{layer}.mlp." for model in _MODEL_PREFIXES]
     for prefix in prefixes:
         if f"{prefix}gate.weight" in tensors:
@@ -209,11 +210,16 @@ def _load_shared(
             raise CheckpointError(present, expected, "this tensor", "Correct the number of shared experts there.")
         return None
     width = sizes.intermediate_size * sizes.num_shared_experts
-    load = _load_nvfp4 if _shared_format(tensors, name) is SharedExpertFormat.NVFP4 else _load_dense
+    load = _load_nvfp4 if stored_shared_format(tensors, name) is SharedExpertFormat.NVFP4 else _load_dense
     return load(tensors, [name], sizes.hidden_size, width, share, device)
 
 
-def _shared_format(tensors: CheckpointTensors, name: str) -> SharedExpertFormat:
+def stored_shared_format(tensors: CheckpointTensors, name: str) -> SharedExpertFormat:
+    """How the MLP of this name is stored, by its tensors.
+
+    Raises:
+        CheckpointError: in neither way, or its projections differ.
+    """
     weights = {f"{name}.{projection}": "" for projection in (*_GATE_UP, _DOWN)}
     for linear in weights:
         weights[linear] = tensors.stored(f"{linear}.weight").dtype
