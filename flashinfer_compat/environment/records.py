@@ -20,13 +20,11 @@ def check_record(metadata_path: str, location: str, level: FileCheck) -> RecordC
     if level is FileCheck.NONE:
         return RecordCheck(RecordState.NOT_CHECKED, level, reason="not asked for")
     try:
-        rows = _rows(metadata_path)
+        rows = _rows(metadata_path, leave_out=_SOURCES if level is FileCheck.SIZES else None)
     except (FileNotFoundError, NotADirectoryError):
         return RecordCheck(RecordState.NO_RECORD, level, reason=f"{metadata_path} has no RECORD")
     except Exception as error:
         return RecordCheck(RecordState.NOT_CHECKED, level, reason=f"RECORD cannot be read: {error}")
-    if level is FileCheck.SIZES:
-        rows = [row for row in rows if not row[0].startswith(_SOURCES)]
     missing, changed = [], []
     for path, digest, size in rows:
         agrees = _agrees(_absolute(location, path), digest if level is FileCheck.HASHES else "", size)
@@ -57,15 +55,17 @@ def record_lists(metadata_path: str, path: str) -> bool | None:
     return record.startswith(entry) or b"\n" + entry in record
 
 
-def _rows(metadata_path: str) -> list[tuple[str, str, str]]:
-    """RECORD's (path, hash, size), less compiled files."""
+def _rows(metadata_path: str, leave_out: str | None = None) -> list[tuple[str, str, str]]:
+    """RECORD's (path, hash, size), less compiled files and those below `leave_out`."""
     text = Path(metadata_path, "RECORD").read_bytes().decode("utf-8")
     # Parsing 20,000 lines as CSV takes half as long as looking at the files, and lines that need it are rare.
-    rows = [line.rsplit(",", 2) for line in text.split("\n") if line]
+    lines = text.split("\n")
+    rows = [line.rsplit(",", 2) for line in lines if line and not (leave_out and line.startswith(leave_out))]
     if '"' in text or "\r" in text or any(len(row) != 3 for row in rows):
         import csv
 
         rows = [[*row, "", ""] for row in csv.reader(text.splitlines(keepends=True), strict=True) if row]
+        rows = [row for row in rows if not (leave_out and row[0].startswith(leave_out))]
     kept = [(row[0], row[1], row[2]) for row in rows if not row[0].endswith(".pyc")]
     for path, _, size in kept:
         if size and not size.isdecimal():

@@ -28,7 +28,7 @@ from doctor_machines import (
     variable,
     write,
 )
-from fakes import install_flashinfer
+from fakes import install_flashinfer, install_torch
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,12 @@ def editable(machine):
 
 def second_copy(machine):
     install_flashinfer(machine.lower, "0.6.17")
+
+
+def remnant_of_torch(machine):
+    folder = machine.site / "torch-2.9.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n")
 
 
 def ninja_distribution(machine):
@@ -148,6 +154,12 @@ CASES: tuple[Case, ...] = (
         *(gpu(B200), torch(), lambda machine: install_flashinfer(machine.lower, "0.7.4")),
         *(write("site/flashinfer/__init__.py"),),
         expect="package-shadowed release-unknown",
+    ),
+    case(
+        "package-shadowed",
+        "metadata that a removed install left in front",
+        *(gpu(B200), remnant_of_torch, lambda machine: install_torch(machine.lower)),
+        expect="package-shadowed flashinfer-missing",
     ),
     case(
         "package-shadowed",

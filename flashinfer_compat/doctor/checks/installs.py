@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from flashinfer_compat.doctor.check import Checks, Found
 from flashinfer_compat.doctor.facts import Facts
 from flashinfer_compat.doctor.finding import Group, Severity
 from flashinfer_compat.doctor.repairs import install_version, newest_release
-from flashinfer_compat.environment import RecordState
+from flashinfer_compat.environment import Distribution, RecordState
 from flashinfer_compat.environment.packages import PACKAGES
 
 __all__ = ["CHECKS"]
@@ -67,9 +68,20 @@ def _package_unreadable(facts: Facts) -> Iterator[Found]:
 def _package_shadowed(facts: Facts) -> Iterator[Found]:
     for package in facts.environment.packages.value or ():
         names = PACKAGES[package.name]
-        copy = next((one for name in names for one in facts.environment.copies(name)), None)
+        copies = [one for name in names for one in facts.environment.copies(name)]
+        if not package.shadowed or not copies:
+            continue
+        copy, loaded = copies[0], _beside(package.location, copies)
+        if loaded is not None and loaded is not copy:
+            yield Found(
+                Severity.WARNING,
+                f"The metadata of {copy.name} {copy.version} in {copy.location} describes no package there: import "
+                f"{package.name} loads {package.location}, which {loaded.name} {loaded.version} installed.",
+                advice=f"Remove that metadata: the .dist-info folder of {copy.name} {copy.version} in {copy.location}.",
+                subject=package.name,
+            )
         # Without a record nobody knows which files an install put there.
-        if package.shadowed and copy is not None and copy.files.state is not RecordState.NO_RECORD:
+        elif copy.files.state is not RecordState.NO_RECORD:
             yield Found(
                 Severity.ERROR,
                 f"import {package.name} loads {package.location}, which is not what the installed distribution "
@@ -79,12 +91,17 @@ def _package_shadowed(facts: Facts) -> Iterator[Found]:
             )
 
 
+def _beside(location: str | None, copies: Sequence[Distribution]) -> Distribution | None:
+    """The copy whose metadata lies beside the package."""
+    return next((one for one in copies if location is not None and one.location == str(Path(location).parent)), None)
+
+
 @CHECKS.add("installed-twice", "Which copy runs depends on the search path, and pip repairs only one of them.")
 def _installed_twice(facts: Facts) -> Iterator[Found]:
     found = facts.environment.distributions.value.found if facts.environment.distributions.value else ()
     for name in dict.fromkeys(one.name for one in found):
         copies = facts.environment.copies(name)
-        if len(copies) < 2:
+        if len(copies) < 2 or _is_stale(facts, name, copies):
             continue
         places = ", ".join(f"{copy.version} in {copy.location}" for copy in copies)
         keep = (facts.public_version if name == "flashinfer-python" else None) or copies[0].version
@@ -96,6 +113,15 @@ def _installed_twice(facts: Facts) -> Iterator[Found]:
             f"{uninstall} && {install_version(name, keep)}",
             subject=name,
         )
+
+
+def _is_stale(facts: Facts, name: str, copies: Sequence[Distribution]) -> bool:
+    """Whether the first copy is metadata alone, which package-shadowed tells of."""
+    for package in facts.environment.packages.value or ():
+        if name in PACKAGES[package.name] and package.shadowed:
+            loaded = _beside(package.location, copies)
+            return loaded is not None and loaded is not copies[0]
+    return False
 
 
 @CHECKS.add("files-changed", "A half-replaced install mixes the code of two releases.")
