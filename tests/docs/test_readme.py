@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,9 @@ def test_commands_run(command: str) -> None:
     run = subprocess.run(
         [sys.executable, *shlex.split(command)[1:]], capture_output=True, text=True, cwd=ROOT, check=False
     )
-    # The doctor's exit code is about the machine; without torch it finds an error.
-    assert run.returncode == 0 or ("doctor" in command and find_spec("torch") is None), run.stderr
+    # The doctor's exit code is about the machine.
+    assert run.returncode == 0 or ("doctor" in command and run.returncode in (1, 2)), run.stderr
+    assert "Traceback" not in run.stderr
     assert run.stdout
 
 

@@ -165,4 +165,4 @@ def test_a_refuted_split_is_not_the_last_resort(problem: fc.Problem) -> None:
             *checked(SM100, problem, "refuted", "split").self_checks,
         ),
     )
-    assert fc.plan(problem, target).backend is fc.Backend.TORCH
+    assert fc.plan(problem, target).backend is fc.Backend.TRITON
