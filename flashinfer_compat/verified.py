@@ -54,11 +54,12 @@ def fingerprint(known: dict[str, Any]) -> str:
 def load(environment: Environment) -> tuple[SelfCheck, ...]:
     """What was found here before, with exactly these facts; nothing where nothing was, or it cannot be read."""
     folder = cache_directory().value
-    if folder is None:
+    # Before anybody has verified, starting up need not look at every file that a result depends on.
+    if folder is None or not any(Path(folder).glob(_name("*"))):
         return ()
     known = facts(environment)
     try:
-        stored = json.loads((Path(folder) / _name(known)).read_text("utf-8"))
+        stored = json.loads((Path(folder) / _name(fingerprint(known))).read_text("utf-8"))
         if stored["facts"] != known:
             return ()
         return tuple(SelfCheck.from_dict(one) for one in stored["checks"])
@@ -76,7 +77,7 @@ def store(environment: Environment, checks: Iterable[SelfCheck]) -> Path | None:
     if folder is None:
         return None
     known = facts(environment)
-    path = Path(folder) / _name(known)
+    path = Path(folder) / _name(fingerprint(known))
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps({"facts": known, "checks": [one.to_dict() for one in checks]}, indent=2)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
@@ -94,8 +95,8 @@ def _counts(variable: str) -> bool:
     return variable.startswith("FLASHINFER_") and not variable.startswith("FLASHINFER_COMPAT_")
 
 
-def _name(known: dict[str, Any]) -> str:
-    return f"self-checks-{_FORMAT}-{fingerprint(known)}.json"
+def _name(print_of_facts: str) -> str:
+    return f"self-checks-{_FORMAT}-{print_of_facts}.json"
 
 
 def _package_identity(location: str | None) -> Iterator[str]:
