@@ -95,6 +95,8 @@ class Plan:
     rejected: tuple[Rejection, ...]
     notes: tuple[str, ...]
     """What the caller should know: padding, known issues, routing done outside the kernel."""
+    split_from_tokens: int | None = None
+    """A fused plan runs split from so many tokens a call on, because a measured policy says so; None: never."""
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
@@ -106,6 +108,7 @@ class Plan:
             "backend": self.backend.value,
             "status": self.status.value,
             "call": call,
+            "split_from_tokens": self.split_from_tokens,
             "dense": self.dense and {"backend": self.dense.backend, "passed_over": list(self.dense.passed_over)},
             "notes": list(self.notes),
             "rejected": [rejection.to_dict() for rejection in self.rejected],
