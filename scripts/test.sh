@@ -13,5 +13,7 @@ $pip --no-deps -r tests/requirements-flashinfer.txt
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
 "$venv/bin/mypy"
+# A process a core, each with one thread; a file's tests share one, because they share what they made.
+export OMP_NUM_THREADS=1
 # Without -m the tests that download FlashInfer archives (180 MB) would be skipped.
-"$venv/bin/python" -m pytest -m "archives or not archives" "$@"
+"$venv/bin/python" -m pytest -n auto --maxprocesses=8 --dist loadfile -m "archives or not archives" "$@"
