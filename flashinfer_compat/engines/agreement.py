@@ -71,6 +71,7 @@ def facts_of(plan: Plan, target: Target | None = None) -> dict[str, str]:
             and {"version": flashinfer.version, "behaviour": str(flashinfer.behaviour or "unknown")},
             "architecture": target.architecture,
             "strategy": found["strategy"],
+            "split_from_tokens": found["split_from_tokens"],
             "backend": found["backend"],
             "call": found["call"],
             "dense": plan.dense and plan.dense.backend,

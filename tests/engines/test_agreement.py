@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ def test_a_rank_that_does_not_compare_is_named(answers: dict[str, list[Any]]) ->
 def test_without_torch_distributed_nothing_is_done_and_torch_is_not_loaded() -> None:
     code = """
 import sys
+from dataclasses import replace
 import flashinfer_compat as fc
 from flashinfer_compat.engines.agreement import require_agreement
 from flashinfer_compat.problem import DEEPSEEK_R1
@@ -151,6 +153,13 @@ def test_evidence_and_notes_are_no_facts() -> None:
     assert {"flashinfer.version", "flashinfer.behaviour", "architecture", "strategy", "backend"} <= names
     assert {"call.num_experts", "call.top_k", "call.weight_rows", "problem.hidden_size"} <= names
     assert not {"status", "notes", "rejected"} & names
+
+
+def test_ranks_that_run_split_from_other_token_counts_on_do_not_agree() -> None:
+    target = fc.Target.from_release("0.7.4", "sm90")
+    fused = fc.plan(DEEPSEEK_R1, target)
+    one, other = (facts_of(replace(fused, split_from_tokens=tokens), target) for tokens in (None, 512))
+    assert {name for name in one if one[name] != other[name]} == {"split_from_tokens"}
 
 
 def test_the_error_can_leave_its_process() -> None:
