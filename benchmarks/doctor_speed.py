@@ -47,8 +47,9 @@ def _measurements(folder: str, repeat: int) -> list[tuple[str, float]]:
     return [
         ("doctor, whole command, new process", _median(lambda: _command(folder, []), repeat)),
         ("the same with --check-files none", _median(lambda: _command(folder, ["--check-files", "none"]), repeat)),
-        ("examination in process, warm, sizes of files compared", _median(examination(FileCheck.SIZES), repeat)),
-        ("examination in process, warm, files not compared", _median(examination(FileCheck.NONE), repeat)),
+        ("examination in process, warm", _median(examination(FileCheck.MOE), repeat)),
+        ("the same, sizes of all files compared", _median(examination(FileCheck.SIZES), repeat)),
+        ("the same, files not compared", _median(examination(FileCheck.NONE), repeat)),
     ]
 
 

@@ -1,4 +1,7 @@
-"""The checks of one call's tensors: shapes, dtypes and devices, never values, so that nothing waits for a GPU."""
+"""The checks of one call's tensors: shapes, dtypes and devices.
+
+Values are looked at for the torch backend only, which reads them anyway; elsewhere that would wait for the GPU.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from flashinfer_compat.inputs import (
 from flashinfer_compat.numerics.routing import ROUTING_RULES
 from flashinfer_compat.options import NO_OPTIONS, CallOptions
 from flashinfer_compat.problem import Problem
-from flashinfer_compat.vocabulary import ActivationScaling, Numerics
+from flashinfer_compat.vocabulary import ActivationScaling, Backend, Numerics
 
 __all__ = ["check_call"]
 
@@ -35,7 +38,7 @@ def check_call(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routi
 
     Raises:
         ArgumentError: an argument is of another type, or the routing of another kind than the plan's.
-        TensorError: a tensor has another dtype, shape or device.
+        TensorError: a tensor has another dtype, shape or device, or (torch backend) a scale or bias is not finite.
     """
     if not isinstance(layer, PreparedLayer):
         raise ArgumentError("layer", "what prepare returned", type(layer).__name__)
@@ -53,6 +56,8 @@ def check_call(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routi
         _check_device(hidden_states, "hidden_states", device)
         tokens = hidden_states.shape[0]
     _check_routing(routing, tokens, device, problem)
+    if layer.plan.backend is Backend.TORCH and not torch.compiler.is_compiling():
+        _check_values(hidden_states, routing)
     if options is not NO_OPTIONS:
         _check_options(options, tokens, hidden_states, layer)
         if not torch.compiler.is_compiling():
@@ -109,6 +114,19 @@ def _check_routing(routing: Routing, tokens: int, device: torch.device, problem:
         _check(routing.weights, "topk_weights", _WEIGHTS, (tokens, problem.top_k), device)
     else:
         _check(routing.packed, "packed", (torch.int32,), (tokens, problem.top_k), device)
+
+
+def _check_values(given: HiddenStates, routing: Routing) -> None:
+    """Those that the backend would not see, or would see only in what it computes from them."""
+    tensors: dict[str, torch.Tensor | None] = {}
+    if isinstance(given, QuantizedInput):
+        tensors = {"block_scale": given.block_scale.view(torch.float8_e4m3fn), "per_token_scale": given.per_token_scale}
+    if isinstance(routing, LogitsRouting):
+        tensors["bias"] = routing.bias
+    for name, tensor in tensors.items():
+        bad = 0 if tensor is None else int((~torch.isfinite(tensor.to(torch.float32))).sum())
+        if tensor is not None and bad:
+            raise TensorError(name, "finite values", f"{bad} of {tensor.numel()} infinite or NaN")
 
 
 def _check_options(options: CallOptions, tokens: int, given: HiddenStates, layer: PreparedLayer) -> None:

@@ -7,10 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashinfer_compat.environment import Environment, FileCheck, ImportablePackage, cache_directory, collect
+from flashinfer_compat.environment import Environment, FileCheck, Gpu, ImportablePackage, cache_directory, collect
 from flashinfer_compat.errors import ArgumentError
-from flashinfer_compat.features.target import FlashInfer, Target, behaviour_of
+from flashinfer_compat.features.target import TILEIRAS, FlashInfer, Target, behaviour_of
 from flashinfer_compat.planning import plan as planning
+from flashinfer_compat.policy_files import load_policy
 from flashinfer_compat.problem import Problem
 from flashinfer_compat.signatures.cache import read_installed
 from flashinfer_compat.verified import load
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from flashinfer_compat.signatures.model import SymbolTable
     from flashinfer_compat.vocabulary import Backend, Evidence, Strategy
 
-__all__ = ["architecture_of", "plan", "read_flashinfer", "target_of", "this_environment", "this_machine"]
+__all__ = ["architecture_of", "gpu_of", "plan", "read_flashinfer", "target_of", "this_environment", "this_machine"]
 
 
 @cache
@@ -32,9 +33,14 @@ def this_environment() -> Environment:
 
 @cache
 def this_machine() -> Target:
-    """This machine, looked at once in a process. Neither torch nor flashinfer is imported."""
+    """This machine, looked at once in a process. Neither torch nor flashinfer is imported.
+
+    Raises:
+        PolicyError: FLASHINFER_COMPAT_POLICY names a file that is missing, no policy, or of another GPU.
+    """
     environment = this_environment()
-    return replace(target_of(environment, read_flashinfer(environment)), self_checks=load(environment))
+    target, gpu = target_of(environment, read_flashinfer(environment)), gpu_of(environment)
+    return replace(target, self_checks=load(environment), policy=load_policy(environment, gpu.name if gpu else None))
 
 
 def plan(
@@ -55,7 +61,7 @@ def plan(
 def read_flashinfer(environment: Environment) -> SymbolTable | None:
     """The signatures of the FlashInfer that would be imported; None where there is none."""
     package = environment.package("flashinfer")
-    if package is None or package.location is None or package.origin is None:
+    if package is None or package.location is None or package.origin is None or package.is_module:
         return None
     directory = cache_directory().value
     return read_installed(Path(package.location).parent, Path(directory) if directory else None)
@@ -68,7 +74,8 @@ def target_of(environment: Environment, symbols: SymbolTable | None) -> Target:
     if package is None:
         problem = environment.packages.reason or "flashinfer is not installed."
     elif symbols is None:
-        problem = f"{package.location} is a folder without an __init__.py, not the FlashInfer package."
+        what = "a single file" if package.is_module else "a folder without an __init__.py"
+        problem = f"{package.origin or package.location} is {what}, not the FlashInfer package."
     else:
         version = _version(package)
         flashinfer = FlashInfer(version, symbols, *behaviour_of(version, symbols))
@@ -78,9 +85,15 @@ def target_of(environment: Environment, symbols: SymbolTable | None) -> Target:
         problem,
         architecture_of(environment),
         environment.torch.value.version if environment.torch.value else None,
-        {one.name: one.version or "" for one in reversed(distributions)},
+        _compiler_of_cutile(environment) | {one.name: one.version or "" for one in reversed(distributions)},
         environment.torch.value.cuda if environment.torch.value else None,
     )
+
+
+def _compiler_of_cutile(environment: Environment) -> dict[str, str]:
+    """The tileiras of a CUDA toolkit lies beside nvcc and does what the distribution's would."""
+    tool = environment.toolchain.value.nvcc.value if environment.toolchain.value else None
+    return {TILEIRAS: ""} if tool is not None and Path(tool.path).with_name("tileiras").is_file() else {}
 
 
 def _version(package: ImportablePackage) -> str:
@@ -93,6 +106,12 @@ def _version(package: ImportablePackage) -> str:
 
 def architecture_of(environment: Environment) -> str | None:
     """The architecture of the first GPU that CUDA_VISIBLE_DEVICES leaves; None where there is none."""
+    gpu = gpu_of(environment)
+    return gpu.architecture if gpu else None
+
+
+def gpu_of(environment: Environment) -> Gpu | None:
+    """The first GPU that CUDA_VISIBLE_DEVICES leaves; None where there is none."""
     gpus = environment.gpus.value
     if gpus is None:
         return None
@@ -104,4 +123,4 @@ def architecture_of(environment: Environment) -> str | None:
     else:
         # CUDA hides every GPU from a value that names none, such as "" or "-1".
         chosen = tuple(gpu for gpu in gpus.devices if first and gpu.uuid and gpu.uuid.startswith(first))
-    return chosen[0].architecture if chosen else None
+    return chosen[0] if chosen else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashinfer_compat.errors import ArgumentError, DependencyMissingError
+from flashinfer_compat.errors import ArgumentError, DependencyMissingError, TensorError
 
 try:
     import torch
@@ -26,11 +26,10 @@ from flashinfer_compat.options import NO_OPTIONS, CallOptions, LayerOptions
 from flashinfer_compat.outputs import UnfinalizedOutput
 from flashinfer_compat.planning.decision import Plan
 from flashinfer_compat.vocabulary import Backend
-from flashinfer_compat.weights.values import MoELayerWeights
+from flashinfer_compat.weights.values import MoELayerWeights, Router
 
 if TYPE_CHECKING:
     from flashinfer_compat.backends.trtllm.weights import TrtllmExperts
-    from flashinfer_compat.weights.values import Router
 
 __all__ = ["fp4_moe", "fp4_moe_unfinalized", "prepare", "route_logits"]
 
@@ -140,7 +139,21 @@ def route_logits(hidden_states: torch.Tensor, router: Router) -> LogitsRouting:
     Args:
         hidden_states: [T, hidden_size].
         router: `MoELayerWeights.router`.
+
+    Raises:
+        ArgumentError: an argument is of another type.
+        TensorError: the hidden states are no floating-point [T, hidden_size] on the router's device.
     """
+    if not isinstance(router, Router):
+        raise ArgumentError("router", "a Router", type(router).__name__)
+    if not isinstance(hidden_states, torch.Tensor):
+        raise ArgumentError("hidden_states", "a torch.Tensor", type(hidden_states).__name__)
+    size, device = router.weight.shape[1], router.weight.device
+    if hidden_states.ndim != 2 or hidden_states.shape[1] != size or not hidden_states.is_floating_point():
+        found = f"{hidden_states.dtype} {list(hidden_states.shape)}"
+        raise TensorError("hidden_states", f"a floating-point tensor [tokens, {size}]", found)
+    if hidden_states.device != device:
+        raise TensorError("hidden_states", f"a tensor on {device}, as the router", f"one on {hidden_states.device}")
     # Autocast would compute the logits in bf16.
     with torch.autocast(hidden_states.device.type, enabled=False):
         logits = torch.nn.functional.linear(hidden_states.to(torch.float32), router.weight.to(torch.float32))

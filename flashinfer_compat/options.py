@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flashinfer_compat.errors import ArgumentError
+from flashinfer_compat.vocabulary import QuantizerArithmetic, parse
+
 if TYPE_CHECKING:
     import torch
 
@@ -24,6 +27,19 @@ class LayerOptions:
     nvfp4_4over6: Any = None
     """FlashInfer's `NVFP44Over6Config`, with activation_scaling per_token. None: off, whatever the environment says,
     where the release has the argument (0.7.1 for the quantizer, 0.7.4 for the kernel)."""
+    quantizer: QuantizerArithmetic | None = None
+    """How activations are rounded in w4a4, or its name. None: the backend's own, FlashInfer's on trtllm, which has no
+    other, and ModelOpt's on torch and triton."""
+    autotune_tokens: tuple[int, ...] = ()
+    """On triton: find tile shapes for calls of so many tokens while preparing, or read what was found before from the
+    cache directory. The first time takes about half a minute for each number. Without effect on a CPU."""
+
+    def __post_init__(self) -> None:
+        if self.quantizer is not None:
+            object.__setattr__(self, "quantizer", parse(QuantizerArithmetic, self.quantizer, "options.quantizer"))
+        tokens = self.autotune_tokens
+        if not isinstance(tokens, tuple) or not all(type(one) is int and one > 0 for one in tokens):
+            raise ArgumentError("options.autotune_tokens", "a tuple of integers of at least 1", repr(tokens))
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class ReasonCode(str, enum.Enum):
     ROUTED_SCALING = "routed_scaling"
     NEEDS_LOGITS = "needs_logits"
     NEEDS_TOPK = "needs_topk"
+    NO_ROUTER = "no_router"
     ROUTING_METHOD = "routing_method"
     NO_EXPERT_GROUPS = "no_expert_groups"
     ACTIVATION = "activation"
@@ -51,6 +52,7 @@ class ReasonCode(str, enum.Enum):
     # The choice
     NOT_ASKED_FOR = "not_asked_for"
     NOT_PREFERRED = "not_preferred"
+    POLICY = "policy"
     EVIDENCE = "evidence"
 
 

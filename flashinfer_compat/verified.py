@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from flashinfer_compat import __version__
 from flashinfer_compat.environment import Environment, cache_directory
+from flashinfer_compat.environment.reading import read_regular
 from flashinfer_compat.errors import FlashInferCompatError
+from flashinfer_compat.files import write_whole
 from flashinfer_compat.self_checks import SelfCheck
 
 __all__ = ["facts", "fingerprint", "load", "store"]
@@ -59,7 +59,7 @@ def load(environment: Environment) -> tuple[SelfCheck, ...]:
         return ()
     known = facts(environment)
     try:
-        stored = json.loads((Path(folder) / _name(fingerprint(known))).read_text("utf-8"))
+        stored = json.loads(read_regular(Path(folder) / _name(fingerprint(known))))
         if stored["facts"] != known:
             return ()
         return tuple(SelfCheck.from_dict(one) for one in stored["checks"])
@@ -80,14 +80,7 @@ def store(environment: Environment, checks: Iterable[SelfCheck]) -> Path | None:
     path = Path(folder) / _name(fingerprint(known))
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps({"facts": known, "checks": [one.to_dict() for one in checks]}, indent=2)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(content)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(path, content)
     return path
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "Backend",
     "Evidence",
     "Numerics",
+    "QuantizerArithmetic",
     "RoutedScaling",
     "RoutingInput",
     "RoutingMethod",
@@ -46,6 +47,8 @@ class Backend(str, enum.Enum):
     """FlashInfer's trtllm-gen kernels (`trtllm_fp4_block_scale_moe` and its routed form)."""
     TRITON = "triton"
     """This package's kernels in Triton, for GPUs without FP4 units."""
+    CUTILE = "cutile"
+    """FlashInfer's cuTile kernels (`MoELayer` with `CuTileNvfp4Bf16Config`), which keep activations in bf16."""
     TORCH = "torch"
     """The reference in plain PyTorch, on any device."""
 
@@ -57,6 +60,15 @@ class Numerics(str, enum.Enum):
     """Weights and the inputs of both GEMMs."""
     W4A16 = "w4a16"
     """Weights only."""
+
+
+class QuantizerArithmetic(str, enum.Enum):
+    """How activations are rounded to NVFP4; the two differ where a quotient lies on a rounding boundary."""
+
+    MODELOPT = "modelopt"
+    """Divides, as the library does that checkpoints are made and recorded with."""
+    FLASHINFER = "flashinfer"
+    """Multiplies by reciprocals, as FlashInfer's CUDA quantizer does."""
 
 
 class ActivationScaling(str, enum.Enum):
@@ -203,8 +215,8 @@ class SharedExpertPlacement(str, enum.Enum):
 _E = TypeVar("_E", bound=enum.Enum)
 
 
-def parse(kind: type[_E], value: str | _E, argument: str) -> _E:
-    """The member of `kind` that `value` names.
+def parse(kind: type[_E], value: str | _E, argument: str, *others: str) -> _E:
+    """The member of `kind` that `value` names; `others` are words that the caller takes beside, for the error.
 
     Raises:
         UnknownNameError: `value` names none; the error gives the nearest valid name.
@@ -212,5 +224,5 @@ def parse(kind: type[_E], value: str | _E, argument: str) -> _E:
     try:
         return kind(value)
     except ValueError:
-        choices = tuple(str(member.value) for member in kind)
+        choices = (*others, *(str(member.value) for member in kind))
         raise UnknownNameError(argument, str(value), choices) from None

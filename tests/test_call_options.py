@@ -11,9 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import standin  # noqa: E402
+from comparison import error  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 import flashinfer_compat as fc  # noqa: E402
+from flashinfer_compat.backends.side_stream import side_stream_for  # noqa: E402
+from flashinfer_compat.vocabulary import QuantizerArithmetic  # noqa: E402
 
 WAYS = (("native", "logits"), ("expanded", "topk"), ("split", "logits"), ("split", "topk"))
 T, H, K = 33, 256, 4
@@ -235,10 +238,6 @@ def test_a_lora_delta_needs_one_scale_for_gate_and_up(sample: Sample) -> None:
             )
 
 
-def error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((output.double() - expected.double()).norm() / expected.double().norm())
-
-
 @pytest.mark.parametrize("backend", ["torch", "trtllm"])
 def test_a_compiled_graph_writes_into_the_buffer(sample: Sample, backend: str) -> None:
     with standin.installed("0.7.4"):
@@ -303,6 +302,28 @@ def test_a_threshold_that_is_no_number_of_tokens_is_named(sample: Sample, tokens
     plan = fc.plan(sample.weights.problem("topk"), backend="torch")
     with pytest.raises(fc.ArgumentError, match="side_stream_tokens"):
         fc.prepare(sample.weights, plan, fc.LayerOptions(side_stream_tokens=tokens))
+
+
+def test_an_unknown_arithmetic_is_named() -> None:
+    with pytest.raises(fc.UnknownNameError, match=r"options\.quantizer.*Did you mean 'modelopt'"):
+        fc.LayerOptions(quantizer="model-opt")
+    assert fc.LayerOptions(quantizer="flashinfer").quantizer is QuantizerArithmetic.FLASHINFER
+
+
+@pytest.mark.parametrize("tokens", [8, [8], (0,), (True,), ("8",), (8.0,)])
+def test_numbers_of_tokens_to_tune_for_are_a_tuple_of_positive_integers(tokens: object) -> None:
+    with pytest.raises(fc.ArgumentError, match="autotune_tokens"):
+        fc.LayerOptions(autotune_tokens=tokens)
+
+
+def test_options_of_a_gpu_change_nothing_on_a_cpu(sample: Sample) -> None:
+    plan = fc.plan(sample.weights.problem("topk"), backend="torch")
+    options = fc.LayerOptions(side_stream_tokens=8, autotune_tokens=(1, 8))
+    outputs = [
+        fc.fp4_moe(sample.x, fc.prepare(sample.weights, plan, one), sample.routing("topk")) for one in (None, options)
+    ]
+    assert torch.equal(*outputs)
+    assert side_stream_for(sample.x.device, 8) is None
 
 
 def test_a_layer_is_shared_by_copies_and_short_in_print(sample: Sample) -> None:

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import standin  # noqa: E402
+from comparison import error  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 import flashinfer_compat as fc  # noqa: E402
@@ -26,10 +27,6 @@ def routing(folder: Path, kind: str) -> fc.LogitsRouting | fc.TopKRouting:
     if kind == "topk":
         return fc.TopKRouting(io["topk_ids"], io["topk_weights"])
     return fc.LogitsRouting(io["router_logits"], io["e_score_correction_bias"])
-
-
-def error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((output.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize("kind", ["logits", "topk"])

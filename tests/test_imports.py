@@ -13,10 +13,10 @@ PACKAGE = Path(__file__).parents[1] / "flashinfer_compat"
 
 # From the bottom up; a module may import its own layer and those before it.
 LAYERS = (
-    ("errors", "architectures", "versions", "reasons"),
+    ("errors", "architectures", "versions", "reasons", "files"),
     ("vocabulary",),
     ("problem", "inputs", "options", "outputs"),
-    ("self_checks",),
+    ("self_checks", "policy"),
     ("environment", "signatures"),
     ("features",),
     ("planning",),
@@ -24,11 +24,13 @@ LAYERS = (
     ("weights",),
     ("backends",),
     ("verified",),
+    ("policy_files",),
     ("machine",),
     ("calls",),
     ("ops",),
     ("moe",),
     ("verification",),
+    ("bench",),
     ("report", "adoption"),
     ("doctor",),
     ("engines", "ab"),
@@ -72,6 +74,7 @@ EXTRAS = {
     "backends": {"torch", "triton"},
     "moe": {"torch"},
     "verification": {"torch"},
+    "bench": {"torch", "matplotlib"},
     "ops": {"torch"},
     "inputs": {"torch"},
     "options": {"torch"},
@@ -79,7 +82,7 @@ EXTRAS = {
     "calls": {"torch"},
     "cli": {"rich", "torch", "safetensors"},
     "ab": {"httpx"},
-    "engines": {"torch", "sglang", "huggingface_hub"},
+    "engines": {"torch", "sglang", "vllm", "huggingface_hub"},
 }
 
 

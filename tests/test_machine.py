@@ -9,7 +9,7 @@ import pytest
 from fakes import install, install_flashinfer, install_torch
 
 import flashinfer_compat as fc
-from flashinfer_compat.environment import Environment, FileCheck, Gpu, Gpus, Section, collect
+from flashinfer_compat.environment import Environment, FileCheck, Gpu, Gpus, Section, Tool, Toolchain, collect
 from flashinfer_compat.features.target import Target
 from flashinfer_compat.machine import architecture_of, read_flashinfer, target_of
 from flashinfer_compat.problem import DEEPSEEK_R1
@@ -102,7 +102,21 @@ def test_libraries_decide_the_cutile_feature(tmp_path: Path) -> None:
 
     assert capabilities_of(target(tmp_path, H200)).features["cutile_nvfp4_bf16"].evidence is fc.Evidence.PRESENT
     install(tmp_path, "cuda-tile", "1.7.0")
+    assert capabilities_of(target(tmp_path, H200)).features["cutile_nvfp4_bf16"].evidence is fc.Evidence.PRESENT
+    install(tmp_path, "nvidia-cuda-tileiras", "13.4.92")
     assert capabilities_of(target(tmp_path, H200)).features["cutile_nvfp4_bf16"].evidence is fc.Evidence.ELIGIBLE
+
+
+def test_a_toolkit_has_the_compiler_of_cutile_beside_nvcc(tmp_path: Path) -> None:
+    found = facts(tmp_path, H200)
+    nvcc = tmp_path / "cuda" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.touch()
+    tools = Toolchain(Section(Tool(str(nvcc), None, "", "")), Section(reason="not looked for"))
+    found = replace(found, toolchain=Section(tools))
+    assert "nvidia-cuda-tileiras" not in target_of(found, None).libraries
+    nvcc.with_name("tileiras").touch()
+    assert "nvidia-cuda-tileiras" in target_of(found, None).libraries
 
 
 def test_the_whole_of_it_in_a_process_of_its_own(tmp_path: Path) -> None:

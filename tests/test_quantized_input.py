@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import standin  # noqa: E402
+from comparison import error  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from standin.recipe import NVFP44Over6Config  # noqa: E402
 
@@ -45,10 +46,6 @@ class Sample:
 @pytest.fixture(scope="module")
 def sample(checkpoints: Path) -> Sample:
     return Sample(checkpoints / "grouped")
-
-
-def error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((output.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize(("strategy", "kind"), WAYS)
@@ -187,3 +184,19 @@ def test_weights_only_numerics_take_no_rounded_input(sample: Sample) -> None:
     layer = fc.prepare(sample.weights, fc.plan(problem, backend="torch"))
     with pytest.raises(fc.TensorError, match="w4a16"):
         fc.fp4_moe(sample.rounded(layer), layer, sample.routing("topk"))
+
+
+@pytest.mark.parametrize("name", ["block_scale", "per_token_scale"])
+def test_the_torch_backend_names_the_scale_that_is_not_finite(sample: Sample, name: str) -> None:
+    scaling = "per_token" if name == "per_token_scale" else "checkpoint"
+    problem = sample.weights.problem("logits", activation_scaling=scaling)
+    layer = fc.prepare(sample.weights, fc.plan(problem, SM100, backend="torch", strategy="split"))
+    given = sample.rounded_per_token() if name == "per_token_scale" else sample.rounded(layer)
+    broken = getattr(given, name).clone()
+    broken.view(torch.float32 if name == "per_token_scale" else torch.uint8).flatten()[5] = (
+        float("nan") if name == "per_token_scale" else 0x7F
+    )
+    with pytest.raises(fc.TensorError) as caught:
+        fc.fp4_moe(replace(given, **{name: broken}), layer, sample.routing("logits"))
+    assert caught.value.argument == name
+    assert caught.value.actual.startswith("1 of ")

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import standin  # noqa: E402
+from comparison import error  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 import flashinfer_compat as fc  # noqa: E402
@@ -22,10 +23,6 @@ def gated(request: pytest.FixtureRequest, checkpoints: Path) -> tuple[dict[str, 
     folder = checkpoints / request.param
     gate = torch.randn(1, H, generator=torch.Generator().manual_seed(3)) * 0.2
     return load_file(folder / "moe_io.safetensors"), replace(fc.load_moe_layer(folder, 1), shared_gate=gate.bfloat16())
-
-
-def error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((output.double() - expected.double()).norm() / expected.double().norm())
 
 
 def test_the_gate_multiplies_the_shared_experts_only(

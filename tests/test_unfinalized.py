@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import standin  # noqa: E402
+from comparison import error  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 import flashinfer_compat as fc  # noqa: E402
@@ -32,10 +33,6 @@ def routing(io: dict[str, torch.Tensor], kind: str) -> fc.LogitsRouting | fc.Top
 def sample(checkpoints: Path) -> tuple[dict[str, torch.Tensor], fc.MoELayerWeights]:
     folder = checkpoints / "grouped"
     return load_file(folder / "moe_io.safetensors"), fc.load_moe_layer(folder, 1)
-
-
-def error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((output.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize(("release", "strategy", "kind"), CASES)

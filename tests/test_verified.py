@@ -129,3 +129,11 @@ def test_a_file_in_the_folders_place_is_told(site: Path, tmp_path: Path) -> None
     with pytest.raises(OSError, match="cache"):
         verified.store(look(site), CHECKS)
     assert verified.load(look(site)) == ()
+
+
+def test_a_pipe_in_its_place_is_as_none(site: Path) -> None:
+    path = verified.store(look(site), CHECKS)
+    assert path is not None
+    path.unlink()
+    os.mkfifo(path)
+    assert verified.load(look(site)) == ()

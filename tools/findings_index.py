@@ -12,6 +12,7 @@ from pathlib import Path
 
 from flashinfer_compat.doctor.checks import CHECKS
 from flashinfer_compat.doctor.finding import DOCS, Group
+from flashinfer_compat.files import write_whole
 
 INDEX = Path(__file__).parents[1] / DOCS / "index.md"
 
@@ -33,9 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if check:
         print(f"{INDEX.name} is out of date. Run: python -m tools.findings_index", file=sys.stderr)
         return 1
-    temporary = INDEX.with_suffix(".tmp")
-    temporary.write_text(page(), "utf-8")
-    temporary.replace(INDEX)
+    write_whole(INDEX, page())
     return 0
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from packaging.version import Version
 from pypi_simple import DistributionPackage, PyPISimple
 
+from flashinfer_compat.files import write_whole
 from flashinfer_compat.signatures.archives import ArchiveSource
 from flashinfer_compat.signatures.recorded import DATA, RecordedRelease, decode, encode
 from flashinfer_compat.signatures.static import read_source
@@ -100,12 +101,7 @@ def _existing() -> dict[str, RecordedRelease]:
 
 
 def _write(records: Iterable[RecordedRelease]) -> None:
-    temporary = DATA.with_suffix(".tmp")
-    try:
-        temporary.write_text(json.dumps(encode(list(records)), indent=1) + "\n", "utf-8")
-        temporary.replace(DATA)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(DATA, json.dumps(encode(list(records)), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from packaging.version import Version
 from pypi_simple import PyPISimple
 
 from flashinfer_compat.doctor.variables import DATA, decode, encode
+from flashinfer_compat.files import write_whole
 from flashinfer_compat.signatures.recorded import releases
 from tools.record_signatures import archives
 
@@ -101,12 +102,7 @@ def _files_of_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
 
 def _write(found: Mapping[str, frozenset[str]]) -> None:
     ordered = dict(sorted(found.items(), key=lambda item: Version(item[0])))
-    temporary = DATA.with_suffix(".tmp")
-    try:
-        temporary.write_text(json.dumps(encode(ordered), indent=1) + "\n", "utf-8")
-        temporary.replace(DATA)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(DATA, json.dumps(encode(ordered), indent=1) + "\n")
 
 
 if __name__ == "__main__":

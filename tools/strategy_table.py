@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flashinfer_compat.features.target import Target
+from flashinfer_compat.files import write_whole
 from flashinfer_compat.planning.plan import plan
 from flashinfer_compat.problem import DEEPSEEK_R1, Problem
 from flashinfer_compat.signatures.recorded import releases
@@ -34,9 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if check:
         print("README.md: the strategy table is out of date. Run: python -m tools.strategy_table", file=sys.stderr)
         return 1
-    temporary = README.with_suffix(".tmp")
-    temporary.write_text(made, "utf-8")
-    temporary.replace(README)
+    write_whole(README, made)
     return 0
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from flashinfer_compat.errors import ArgumentError
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +40,19 @@ class PreparedLayer:
     def __deepcopy__(self, memo: dict[int, Any]) -> PreparedLayer:
         """Itself: nothing of it ever changes, and a copy of a module need not hold the weights twice."""
         return self
+
+    def __copy__(self) -> PreparedLayer:
+        """Itself, likewise."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse: laid out weights and compiled kernels are of this process and GPU.
+
+        Raises:
+            ArgumentError: always.
+        """
+        way_out = "Pickle the plan, and prepare the layer again in the other process."
+        raise ArgumentError("layer", "an object that can be pickled", "a PreparedLayer", way_out)
 
 
 class BackendModule(Protocol):

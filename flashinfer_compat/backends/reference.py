@@ -6,13 +6,14 @@ one rounding at the end; FlashInfer's kernels round each expert's output to bf16
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
 
+from flashinfer_compat.backends.activation import ACTIVATIONS
 from flashinfer_compat.backends.base import PreparedLayer
 from flashinfer_compat.backends.routing import topk_from_logits
 from flashinfer_compat.errors import ArgumentError, TensorError
@@ -23,18 +24,11 @@ from flashinfer_compat.options import CallOptions, LayerOptions
 from flashinfer_compat.outputs import UnfinalizedOutput
 from flashinfer_compat.planning.decision import Plan
 from flashinfer_compat.problem import Problem
-from flashinfer_compat.vocabulary import Activation, ActivationScaling, Numerics
+from flashinfer_compat.vocabulary import ActivationScaling, Numerics, QuantizerArithmetic
 from flashinfer_compat.weights.shared import append_shared, common_input_scale, split_shared
 from flashinfer_compat.weights.values import DenseExperts, MoELayerWeights, Nvfp4Experts
 
 __all__ = ["ReferenceState", "prepare", "run", "run_unfinalized"]
-
-_Tensors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-_ACTIVATIONS: Mapping[Activation, _Tensors] = {
-    Activation.SWIGLU: lambda gate, up: functional.silu(gate) * up,
-    Activation.GEGLU: lambda gate, up: functional.gelu(gate) * up,
-}
 
 
 @dataclass(frozen=True)
@@ -50,6 +44,8 @@ class ReferenceState:
     """Id of the first expert; tokens of other ranks' experts are left out."""
     input_scale: torch.Tensor
     """float32 []: of the codes in a `QuantizedInput`."""
+    arithmetic: QuantizerArithmetic
+    """How activations are rounded in w4a4."""
 
 
 def prepare(weights: MoELayerWeights, plan: Plan, options: LayerOptions) -> ReferenceState:
@@ -60,17 +56,19 @@ def prepare(weights: MoELayerWeights, plan: Plan, options: LayerOptions) -> Refe
     """
     if options.nvfp4_4over6 is not None:
         raise ArgumentError("options.nvfp4_4over6", "None on the torch backend", repr(options.nvfp4_4over6))
+    arithmetic = options.quantizer or QuantizerArithmetic.MODELOPT
     if not plan.strategy.is_fused:
         largest = weights.routed.gate_up_input_scale.amax()
         if weights.routed_input_scale is not None:
             largest = torch.full_like(largest, weights.routed_input_scale)
         shared = weights.shared if weights.adds_shared else None
-        return ReferenceState(weights.routed, shared, weights.shared_gate, weights.local_expert_offset, largest)
+        offset = weights.local_expert_offset
+        return ReferenceState(weights.routed, shared, weights.shared_gate, offset, largest, arithmetic)
     appended = split_shared(weights)
     # Planning refuses fused strategies for any other format.
     assert isinstance(appended, Nvfp4Experts)
     experts = common_input_scale(append_shared(weights.routed, appended))
-    return ReferenceState(experts, None, None, 0, experts.gate_up_input_scale[0, 0])
+    return ReferenceState(experts, None, None, 0, experts.gate_up_input_scale[0, 0], arithmetic)
 
 
 def run(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, options: CallOptions) -> torch.Tensor:
@@ -196,7 +194,7 @@ def _shared(call: _Call) -> torch.Tensor:
     assert shared is not None
     if isinstance(shared, DenseExperts):
         gate, up = (functional.linear(values, weight.float()) for weight in shared.gate_up_weight[0])
-        output = functional.linear(_ACTIVATIONS[call.problem.activation](gate, up), shared.down_weight[0].float())
+        output = functional.linear(ACTIVATIONS[call.problem.activation](gate, up), shared.down_weight[0].float())
     else:
         apart = replace(call.problem, activation_scaling=ActivationScaling.CHECKPOINT)
         output = _nvfp4_expert(values, replace(call, problem=apart, is_rounded=False), shared, 0)
@@ -209,24 +207,27 @@ def _nvfp4_expert(
     values: torch.Tensor, call: _Call, experts: Nvfp4Experts, index: int, delta: torch.Tensor | None = None
 ) -> torch.Tensor:
     """One expert's MLP over float32 [n, H]; `delta` [n, 2I] is added before the activation."""
-    problem = call.problem
+    problem, arithmetic = call.problem, call.state.arithmetic
     gate, up = (
-        functional.linear(values if call.is_rounded else _rounded(values, scale, problem), weight)
+        functional.linear(values if call.is_rounded else _rounded(values, scale, problem, arithmetic), weight)
         for scale, weight in zip(experts.gate_up_input_scale[index], _gate_up(experts, index), strict=True)
     )
     if delta is not None:
         up, gate = (one + part for one, part in zip((up, gate), delta.chunk(2, dim=-1), strict=True))
-    hidden = _rounded(_ACTIVATIONS[problem.activation](gate, up), experts.down_input_scale[index], problem)
+    hidden = ACTIVATIONS[problem.activation](gate, up)
+    hidden = _rounded(hidden, experts.down_input_scale[index], problem, arithmetic)
     return functional.linear(hidden, _down(experts, index))
 
 
-def _rounded(values: torch.Tensor, input_scale: torch.Tensor, problem: Problem) -> torch.Tensor:
+def _rounded(
+    values: torch.Tensor, input_scale: torch.Tensor, problem: Problem, arithmetic: QuantizerArithmetic
+) -> torch.Tensor:
     """Activations as a GEMM sees them."""
     if problem.numerics is Numerics.W4A16:
         return values
     if problem.activation_scaling is ActivationScaling.PER_TOKEN:
         input_scale = per_token_scale(values)
-    return dequantize_nvfp4(quantize_nvfp4(values, input_scale, check=False))
+    return dequantize_nvfp4(quantize_nvfp4(values, input_scale, arithmetic=arithmetic, check=False))
 
 
 def _gate_up(experts: Nvfp4Experts, index: int) -> torch.Tensor:

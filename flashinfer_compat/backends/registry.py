@@ -13,6 +13,7 @@ __all__ = ["MODULES", "backend_module"]
 MODULES: dict[Backend, str] = {
     Backend.TRTLLM: "flashinfer_compat.backends.trtllm.backend",
     Backend.TRITON: "flashinfer_compat.backends.triton.backend",
+    Backend.CUTILE: "flashinfer_compat.backends.cutile.backend",
     Backend.TORCH: "flashinfer_compat.backends.reference",
 }
 """By backend: the module that offers `BackendModule`'s functions."""

@@ -1,4 +1,4 @@
-"""`python -m flashinfer_compat`: doctor, plan, verify, run-layer, ab. To add one, add its module to `COMMANDS`."""
+"""`python -m flashinfer_compat`: doctor, plan, verify, bench, run-layer, ab. To add one, see `COMMANDS`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from flashinfer_compat.errors import FlashInferCompatError, StrategyUnavailableE
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("doctor", "plan", "verify", "run_layer", "ab")
+COMMANDS = ("doctor", "plan", "verify", "bench", "run_layer", "ab")
 """Modules of this package, each with HELP, add_arguments(parser) and run(options) -> exit code."""
+
+
+_INTERRUPTED = 130
+"""What shells say of a command that Ctrl-C ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,8 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with readers_may_leave():
             code: int = options.run(options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
     except FlashInferCompatError as error:
-        _report(error, as_json=options.json)
+        _report(error, as_json=options.json in (True, "-"))
         return 1 if isinstance(error, StrategyUnavailableError) else 2
     except OSError as error:
         print(f"error: output: {error}", file=sys.stderr)
@@ -58,7 +65,9 @@ def _parser(*, as_json: bool) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)
-        command.add_argument("--json", action="store_true", help="print JSON")
+        # A command that writes files has a --json of its own.
+        if command.get_default("json") is None:
+            command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=module.run)
     return parser
 

@@ -1,6 +1,8 @@
 """Tell what works for NVFP4 MoE on this machine, and what stands in the way.
 
-Reads files only; --live also imports FlashInfer, in a process of its own.
+Reads files, and keeps a cache of FlashInfer's signatures in
+FLASHINFER_COMPAT_CACHE_DIR; --live also imports FlashInfer, in a process of its
+own.
 With --flashinfer, --arch, --torch or --cuda it speaks of a machine that is not
 this one, from recorded data. --compare tells what another release changes.
 Exit code: 0 nothing worse than notes, 1 warnings, 2 errors or a question that
@@ -39,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check-files",
         choices=[level.value for level in FileCheck],
-        default=FileCheck.SIZES.value,
-        help="how closely installed files are compared with their record (default: sizes)",
+        default=FileCheck.MOE.value,
+        help="how closely installed files are compared with their record (default: moe, sizes of what FP4 MoE runs)",
     )
     parser.add_argument("--live", action="store_true", help="import FlashInfer too, in a process of its own")
     parser.add_argument(

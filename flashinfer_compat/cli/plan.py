@@ -158,6 +158,10 @@ def _print(decision: Plan, target: Target) -> None:
             f"          num_experts={call.num_experts} top_k={call.top_k} weight rows={call.weight_rows}"
             + (f" num_fused_shared_experts={shared}" if shared else "")
         )
+    if decision.dense is not None:
+        print(f"dense     mm_fp4 backend={decision.dense.backend}")
+        for reason in decision.dense.passed_over:
+            paragraph(reason, label="passed over:", indent=10)
     for note in decision.notes:
         paragraph(note, label="note:", indent=0)
     if decision.rejected:

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Load, plan, compute, compare, print."""
     numerics = parse(Numerics, options.numerics, "--numerics")
-    strategy = options.strategy if options.strategy == AUTO else parse(Strategy, options.strategy, "--strategy")
+    strategy = options.strategy if options.strategy == AUTO else parse(Strategy, options.strategy, "--strategy", AUTO)
     if options.output is not None and (options.output.is_dir() or not options.output.absolute().parent.is_dir()):
         raise CheckpointError(str(options.output), "a file name in an existing folder", "none", "Create the folder.")
     tensors = _read(options.input)

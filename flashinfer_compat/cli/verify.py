@@ -12,15 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from flashinfer_compat.cli.console import paragraph
-from flashinfer_compat.errors import ArgumentError, DependencyMissingError
+from flashinfer_compat.errors import DependencyMissingError
 from flashinfer_compat.self_checks import SelfCheck
 from flashinfer_compat.vocabulary import Backend, Evidence, parse
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -42,10 +38,13 @@ def run(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise DependencyMissingError("torch", "verify") from error
     from flashinfer_compat.machine import this_environment, this_machine
-    from flashinfer_compat.verification.run import self_checks
+    from flashinfer_compat.verification.run import obstacles, self_checks
     from flashinfer_compat.verified import store
+    from flashinfer_compat.weights.devices import usable_device
 
-    device = _device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = usable_device(
+        options.device or ("cuda" if torch.cuda.is_available() else "cpu"), "--device", computes=True
+    )
     target = this_machine()
     # What ran on a CPU says nothing about the GPU that plans are made for.
     backends = [parse(Backend, one, "--backend") for one in options.backend or ()] or list(Backend)
@@ -60,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
         checks.append(check)
         if not options.json:
             _print(check)
+    checked = {check.kind.backend for check in checks}
+    not_run = {one.value: obstacles(target, device, one) for one in backends if one.value not in checked}
     path = None
     if not why_not:
         try:
@@ -72,26 +73,16 @@ def run(options: argparse.Namespace) -> int:
         content = {
             "device": str(device),
             "checks": [one.to_dict() for one in checks],
+            "not_run": {name: [one.to_dict() for one in reasons] for name, reasons in not_run.items()},
             "stored_in": str(path) if path else None,
         }
         print(json.dumps(content, indent=2))
     else:
+        for name, reasons in not_run.items():
+            paragraph(" ".join(map(str, reasons)), label=f"not run on {name}:", indent=0)
         paragraph(f"{len(checks) - refuted} of {len(checks)} verified on {device}, {refuted} refuted.", indent=0)
         paragraph(f"Kept in {path}" if path else f"Not kept: {why_not}.", indent=0)
     return 2 if not checks else int(refuted > 0)
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()
-    # A CPU build answers "cuda" with an AssertionError, a missing driver with a RuntimeError.
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        expected = "a device that this torch computes on, such as cpu or cuda:0"
-        raise ArgumentError("--device", expected, f"{name!r} ({str(error).splitlines()[0]})") from error
-    return device
 
 
 def _print(check: SelfCheck) -> None:

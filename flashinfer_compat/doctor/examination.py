@@ -88,7 +88,7 @@ def _best(capabilities: Capabilities, routing_input: RoutingInput) -> StrategySt
     return next((one for one in states if one.status not in (Evidence.ABSENT, Evidence.REFUTED)), None)
 
 
-def examine(check_files: FileCheck = FileCheck.SIZES, live_limit: float | None = None) -> Examination:
+def examine(check_files: FileCheck = FileCheck.MOE, live_limit: float | None = None) -> Examination:
     """Examine this machine. Neither torch nor flashinfer is imported here, nothing is written but a signature cache.
 
     Args:

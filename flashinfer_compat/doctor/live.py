@@ -110,9 +110,12 @@ def _wait(process: subprocess.Popen[bytes], limit: float) -> int | None:
     try:
         return process.wait(limit)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
         return None
+    finally:
+        # After the limit, or an interrupt.
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _read(answer: Path) -> dict[str, Any] | None:

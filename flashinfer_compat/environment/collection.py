@@ -26,7 +26,7 @@ __all__ = ["collect"]
 def collect(
     search_path: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
-    check_files: FileCheck = FileCheck.SIZES,
+    check_files: FileCheck = FileCheck.MOE,
 ) -> Environment:
     """Describe this machine and what is installed on it.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashinfer_compat.environment.model import Distribution, Distributions, FileCheck
-from flashinfer_compat.environment.reading import path_entries
+from flashinfer_compat.environment.reading import path_entries, read_regular
 from flashinfer_compat.environment.records import check_record
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ DISTRIBUTION_PREFIXES = ("flashinfer-jit-cache-", "nvidia-cutlass-dsl-libs")
 """Families with one distribution per GPU architecture or CUDA release."""
 
 _COMPARED = ("flashinfer-", "apache-tvm-ffi", "cuda-tile", "nvidia-cutlass-dsl")
-"""Whose files are compared with RECORD by size: kernels run through them. torch and engines have 30,000 files more."""
+"""Whose files are compared without hashes too: kernels run through them. torch and engines have 30,000 files more."""
 
 _METADATA_SUFFIXES = (".dist-info", ".egg-info")
 _METADATA_FILES = ("METADATA", "PKG-INFO", "")
@@ -54,8 +54,8 @@ def gather_distributions(search_path: Sequence[str] | None, check_files: FileChe
 
     Args:
         search_path: Directories to look in; None means `sys.path`.
-        check_files: How closely to compare their files with RECORD; by size only those of FlashInfer and of the
-            libraries it calls kernels through.
+        check_files: How closely to compare their files with RECORD; without hashes only those of FlashInfer and of
+            the libraries it calls kernels through.
     """
     problems = (_list(entry)[1] for entry in path_entries(search_path))
     return Distributions(
@@ -81,7 +81,7 @@ def scan(
                 if folder.endswith(suffix):
                     name = _normalised(folder[: -len(suffix)].partition("-")[0])
                     if wanted(name):
-                        compared = check_files is not FileCheck.SIZES or name.startswith(_COMPARED)
+                        compared = check_files is FileCheck.HASHES or name.startswith(_COMPARED)
                         yield _read(name, entry, folder, check_files if compared else FileCheck.NONE)
 
 
@@ -141,7 +141,7 @@ def _headers(metadata_path: Path, problems: list[str]) -> list[tuple[str, str]]:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_regular(path).decode("utf-8", errors="replace")
     except OSError:
         return None
 
@@ -149,7 +149,7 @@ def _text(path: Path) -> str | None:
 def _editable(metadata_path: Path, problems: list[str]) -> tuple[bool, str | None]:
     """Whether direct_url.json (PEP 610) marks an editable install, and its project folder."""
     try:
-        text = (metadata_path / "direct_url.json").read_text(encoding="utf-8")
+        text = read_regular(metadata_path / "direct_url.json").decode("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return False, None
     except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from flashinfer_compat.environment.model import (
     KernelFiles,
 )
 from flashinfer_compat.environment.mounts import read_mounts
+from flashinfer_compat.environment.reading import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ def _batched_gemm(flashinfer: Path) -> str | None:
     import ast
 
     try:
-        tree = ast.parse((flashinfer / "artifacts.py").read_bytes())
+        tree = ast.parse(read_regular(flashinfer / "artifacts.py"))
     except (OSError, SyntaxError, ValueError):
         return None
     for node in tree.body:
@@ -96,7 +97,7 @@ def _headers_of(folder: Path) -> str | None:
     """FlashInfer 0.6.7, jit/cubin_loader.py, `download_trtllm_headers`."""
     path = folder / "flashinfer" / "trtllm" / "batched_gemm" / "trtllmGen_bmm_export" / ".artifact_hash"
     try:
-        return path.read_text("utf-8").strip().rstrip("/")
+        return read_regular(path).decode("utf-8").strip().rstrip("/")
     except (OSError, ValueError):
         return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import PurePath
 from typing import Any, Generic, TypeVar, cast
 
 from flashinfer_compat.errors import ArgumentError
@@ -58,9 +59,11 @@ class FileCheck(str, enum.Enum):
     """How closely installed files are compared with the RECORD their distribution was installed with."""
 
     NONE = "none"
+    MOE = "moe"
+    """Presence and size of what FP4 MoE runs: FlashInfer's Python files and compiled modules, the sources and cubins of
+    its trtllm-gen MoE and quantizer, and the libraries it calls kernels through."""
     SIZES = "sizes"
-    """Presence and size: one stat call a file. Of FlashInfer, without its C++ sources, and the libraries it calls
-    kernels through only."""
+    """Presence and size of all files of FlashInfer and of those libraries: one stat call a file."""
     HASHES = "hashes"
     """Presence, size and hash: reads every file."""
 
@@ -113,6 +116,11 @@ class Distribution:
     problems: tuple[str, ...] = ()
     """What is wrong with the metadata."""
 
+    @property
+    def title(self) -> str:
+        """Name and version, for a sentence."""
+        return f"{self.name} {self.version or 'of unknown version'}"
+
 
 @dataclass(frozen=True)
 class Distributions:
@@ -147,6 +155,11 @@ class ImportablePackage:
     """`__version__` as its own source files state it."""
     shadowed: bool
     """Whether the installed distribution of this package (the first copy) is not the one that owns the folder."""
+
+    @property
+    def is_module(self) -> bool:
+        """Whether it is a single file and no folder."""
+        return self.origin is not None and not PurePath(self.origin).name.startswith("__init__.")
 
 
 @dataclass(frozen=True)

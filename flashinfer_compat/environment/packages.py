@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashinfer_compat.environment.model import ImportablePackage, Owner
+from flashinfer_compat.environment.reading import read_regular
 from flashinfer_compat.environment.records import record_lists
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def literals(path: Path) -> dict[str, str | None]:
     """
     import ast
 
-    tree = ast.parse(path.read_bytes())
+    tree = ast.parse(read_regular(path))
     values: dict[str, str | None] = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Constant):

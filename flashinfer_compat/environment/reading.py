@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -12,7 +13,7 @@ from flashinfer_compat.errors import FlashInferCompatError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["NotAvailableError", "gather", "path_entries"]
+__all__ = ["NotAvailableError", "gather", "path_entries", "read_regular"]
 
 T = TypeVar("T")
 
@@ -29,6 +30,18 @@ def gather(read: Callable[[], T]) -> Section[T]:
         return Section(reason=str(error))
     except Exception as error:
         return Section(reason=f"{type(error).__name__}: {error}")
+
+
+def read_regular(path: Path, size: int = -1) -> bytes:
+    """The content of a regular file, or its first `size` bytes; opening a pipe would wait for somebody to write.
+
+    Raises:
+        OSError: the file cannot be read, or is none.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(f"{path} is no regular file")
+    with path.open("rb") as file:
+        return file.read(size)
 
 
 def path_entries(search_path: Sequence[str] | None) -> tuple[str, ...]:

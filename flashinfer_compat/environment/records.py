@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flashinfer_compat.environment.model import FileCheck, RecordCheck, RecordState
+from flashinfer_compat.environment.reading import read_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["check_record", "record_lists", "recorded_paths"]
 
 _CHUNK_BYTES = 1 << 20
-_SOURCES = "flashinfer/data/"
-"""C++ that FlashInfer compiles: nine tenths of its files, and too many to look at by default."""
+_FLASHINFER = "flashinfer"
+"""What the paths of its distributions begin with: flashinfer/, flashinfer_cubin/, flashinfer_jit_cache/."""
+_MOE_SOURCES = (
+    "flashinfer/data/csrc/trtllm",
+    "flashinfer/data/csrc/fused_moe/trtllm",
+    "flashinfer/data/csrc/nv_internal/",
+    "flashinfer/data/include/flashinfer/trtllm/",
+)
+"""What FP4 MoE and its quantizer are compiled from (FlashInfer 0.7.4, jit/fused_moe.py and jit/fp4_quantization.py)."""
+_MOE_CUBINS = "/batched_gemm"
+"""In the paths of its cubins (FlashInfer 0.7.4, artifacts.py, `ArtifactPath.TRTLLM_GEN_BMM`)."""
+_APART = ("flashinfer/data/", "flashinfer/experimental/", "flashinfer/moe_ep/")
+"""Where more than half of FlashInfer's Python files are; import flashinfer loads three of them (0.7.4)."""
+
+_Row = tuple[str, str, str]
 
 
 def check_record(metadata_path: str, location: str, level: FileCheck) -> RecordCheck:
@@ -20,7 +39,7 @@ def check_record(metadata_path: str, location: str, level: FileCheck) -> RecordC
     if level is FileCheck.NONE:
         return RecordCheck(RecordState.NOT_CHECKED, level, reason="not asked for")
     try:
-        rows = _rows(metadata_path, leave_out=_SOURCES if level is FileCheck.SIZES else None)
+        rows = _rows(metadata_path, _runs_moe if level is FileCheck.MOE else _is_kept)
     except (FileNotFoundError, NotADirectoryError):
         return RecordCheck(RecordState.NO_RECORD, level, reason=f"{metadata_path} has no RECORD")
     except Exception as error:
@@ -39,7 +58,7 @@ def check_record(metadata_path: str, location: str, level: FileCheck) -> RecordC
 def recorded_paths(metadata_path: str) -> tuple[str, ...]:
     """The paths RECORD lists, as written; none where it is missing or cannot be read."""
     try:
-        return tuple(path for path, _, _ in _rows(metadata_path))
+        return tuple(path for path, _, _ in _rows(metadata_path, _is_kept))
     except Exception:
         return ()
 
@@ -47,7 +66,7 @@ def recorded_paths(metadata_path: str) -> tuple[str, ...]:
 def record_lists(metadata_path: str, path: str) -> bool | None:
     """Whether RECORD lists `path`, or None without a readable RECORD."""
     try:
-        record = Path(metadata_path, "RECORD").read_bytes()
+        record = read_regular(Path(metadata_path, "RECORD"))
     except OSError:
         return None
     # A search in the bytes: RECORD can have 20,000 lines, and parsing them all takes far longer.
@@ -55,22 +74,42 @@ def record_lists(metadata_path: str, path: str) -> bool | None:
     return record.startswith(entry) or b"\n" + entry in record
 
 
-def _rows(metadata_path: str, leave_out: str | None = None) -> list[tuple[str, str, str]]:
-    """RECORD's (path, hash, size), less compiled files and those below `leave_out`."""
-    text = Path(metadata_path, "RECORD").read_bytes().decode("utf-8")
-    # Parsing 20,000 lines as CSV takes half as long as looking at the files, and lines that need it are rare.
-    lines = text.split("\n")
-    rows = [line.rsplit(",", 2) for line in lines if line and not (leave_out and line.startswith(leave_out))]
+def _rows(metadata_path: str, is_wanted: Callable[[str], bool]) -> tuple[_Row, ...]:
+    """RECORD's (path, hash, size) of the lines wanted."""
+    path = f"{metadata_path}/RECORD"
+    status = os.stat(path)  # noqa: PTH116
+    return _parsed(path, is_wanted, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _parsed(path: str, is_wanted: Callable[[str], bool], *_identity: int) -> tuple[_Row, ...]:
+    """Of one state of a RECORD: reading one of 20,000 lines takes longer than looking at the files of FP4 MoE."""
+    text = read_regular(Path(path)).decode("utf-8").replace("\r\n", "\n")
+    # Parsing as CSV takes as long again, and lines that need it are rare.
+    rows = [line.rsplit(",", 2) for line in text.split("\n") if line and is_wanted(line)]
     if '"' in text or "\r" in text or any(len(row) != 3 for row in rows):
         import csv
 
-        rows = [[*row, "", ""] for row in csv.reader(text.splitlines(keepends=True), strict=True) if row]
-        rows = [row for row in rows if not (leave_out and row[0].startswith(leave_out))]
-    kept = [(row[0], row[1], row[2]) for row in rows if not row[0].endswith(".pyc")]
-    for path, _, size in kept:
-        if size and not size.isdecimal():
-            raise ValueError(f"{path} has the size {size!r}")
-    return kept
+        parsed = csv.reader(text.splitlines(keepends=True), strict=True)
+        rows = [[*row, "", ""] for row in parsed if row and is_wanted(",".join(row))]
+    for row in rows:
+        if row[2] and not row[2].isdecimal():
+            raise ValueError(f"{row[0]} has the size {row[2]!r}")
+    return tuple((row[0], row[1], row[2]) for row in rows)
+
+
+def _is_kept(line: str) -> bool:
+    """Whether a line of RECORD is not of a compiled file: deleting or renewing those is normal."""
+    return ".pyc," not in line
+
+
+def _runs_moe(line: str) -> bool:
+    """Whether FP4 MoE may run a line's file, or is compiled from it. Only FlashInfer's distributions have others."""
+    if not line.startswith(_FLASHINFER):
+        return _is_kept(line)
+    if ".py," in line:
+        return not line.startswith(_APART)
+    return ".so," in line or line.startswith(_MOE_SOURCES) or _MOE_CUBINS in line
 
 
 def _absolute(location: str, path: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from flashinfer_compat.environment.distributions import scan
 from flashinfer_compat.environment.model import Tool, Toolchain
-from flashinfer_compat.environment.reading import NotAvailableError, gather
+from flashinfer_compat.environment.reading import NotAvailableError, gather, read_regular
 from flashinfer_compat.environment.records import recorded_paths
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _version_in_json(path: Path) -> str | None:
     import json
 
     try:
-        parts = json.loads(path.read_text(encoding="utf-8"))
+        parts = json.loads(read_regular(path))
         version = (parts.get("cuda_nvcc") or parts["cuda"])["version"]
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return None
@@ -90,8 +90,7 @@ def _headers(root: Path) -> list[Path]:
 
 def _version_in_header(path: Path) -> str | None:
     try:
-        with path.open("rb") as file:
-            match = re.search(rb"^#define\s+CUDA_VERSION\s+(\d+)", file.read(_HEADER_BYTES), re.MULTILINE)
+        match = re.search(rb"^#define\s+CUDA_VERSION\s+(\d+)", read_regular(path, _HEADER_BYTES), re.MULTILINE)
     except OSError:
         return None
     if match is None:

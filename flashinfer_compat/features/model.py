@@ -9,10 +9,21 @@ from typing import Any
 from flashinfer_compat.features.known_issues import KnownIssue
 from flashinfer_compat.features.target import FlashInfer, Target
 from flashinfer_compat.reasons import Reason, ReasonCode
-from flashinfer_compat.versions import at_least
+from flashinfer_compat.versions import at_least, parse_version
 from flashinfer_compat.vocabulary import Evidence
 
-__all__ = ["Feature", "FeatureState", "evaluate"]
+__all__ = ["Feature", "FeatureState", "Library", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Library:
+    """A distribution that a feature needs beside FlashInfer and torch."""
+
+    name: str
+    least: str = ""
+    """The first version that will do; empty where any does."""
+    install: str = ""
+    """What to ask pip for where that is not the name."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +43,8 @@ class Feature:
     """The first release known to have it."""
     architectures: Mapping[str, str] | None = None
     """Release from which each GPU architecture works; None where any does."""
-    libraries: tuple[str, ...] = ()
-    """Distributions it needs beside FlashInfer and torch."""
+    libraries: tuple[Library, ...] = ()
+    """What it needs beside FlashInfer and torch."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +112,29 @@ def _doubts(feature: Feature, target: Target, flashinfer: FlashInfer, issues: It
         message = f"torch {target.torch_version} was built without CUDA."
         yield Reason(ReasonCode.TORCH_WITHOUT_CUDA, message, "Install a CUDA build of torch.")
     for library in feature.libraries:
-        if library not in target.libraries:
-            yield Reason(ReasonCode.LIBRARY_MISSING, f"{feature.title} needs {library}.", f"Run: pip install {library}")
+        yield from _library_doubts(feature, library, target)
     if flashinfer.behaviour is None:
         yield Reason(ReasonCode.BEHAVIOUR_UNKNOWN, f"{flashinfer.behaviour_source}.")
     else:
         for issue in issues:
             if feature.name in issue.features and issue.affects(flashinfer.behaviour):
                 yield Reason(ReasonCode.KNOWN_ISSUE, f"{issue.id}: {issue.title}.", issue.way_out)
+    if feature.architectures is None and target.architecture is None:
+        yield Reason(ReasonCode.NO_GPU, "There is no NVIDIA GPU.")
     if feature.architectures is not None:
         yield from _architecture_doubts(feature, feature.architectures, target, flashinfer)
+
+
+def _library_doubts(feature: Feature, library: Library, target: Target) -> Iterable[Reason]:
+    found = target.libraries.get(library.name)
+    version = parse_version(found) if found and library.least else None
+    if found is not None and (version is None or at_least(version, library.least)):
+        return
+    wanted = f"{library.name} {library.least} or newer" if library.least else library.name
+    instead = "" if found is None else f"; {found} is installed"
+    install = library.install or (f"'{library.name}>={library.least}'" if library.least else library.name)
+    message = f"{feature.title} needs {wanted}{instead}."
+    yield Reason(ReasonCode.LIBRARY_MISSING, message, f"Run: pip install {install}")
 
 
 def _architecture_doubts(

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flashinfer_compat.features.known_issues import KNOWN_ISSUES
-from flashinfer_compat.features.model import Feature, FeatureState, evaluate
-from flashinfer_compat.features.target import Target
+from flashinfer_compat.features.model import Feature, FeatureState, Library, evaluate
+from flashinfer_compat.features.target import TILEIRAS, Target
 
 __all__ = ["FEATURES", "feature_states"]
 
 TRTLLM_GEN = {"sm100": "0.2.9", "sm103": "0.3.1", "sm107": "0.6.16"}
 _FP4_UNITS = {"sm100": "0.2.9"} | dict.fromkeys(("sm103", "sm110", "sm120", "sm121"), "0.3.1") | {"sm107": "0.6.16"}
+_CUTILE = (
+    # Its submodule cuda.tile.tune.
+    Library("cuda-tile", "1.4"),
+    Library(TILEIRAS, install="'cuda-tile[tileiras]'"),
+)
 _LOGITS, _ROUTED = "trtllm_fp4_block_scale_moe", "trtllm_fp4_block_scale_routed_moe"
 
 
@@ -125,7 +130,7 @@ FEATURES: tuple[Feature, ...] = (
         "CuTileNvfp4Bf16Config",
         since="0.7.1",
         architectures=dict.fromkeys(("sm89", "sm90", "sm120", "sm121"), "0.7.1"),
-        libraries=("cuda-tile",),
+        libraries=_CUTILE,
     ),
     Feature(
         "cutile_nvfp4",
@@ -133,7 +138,7 @@ FEATURES: tuple[Feature, ...] = (
         "CuTileNvfp4Config",
         since="0.7.0",
         architectures=dict.fromkeys(("sm120", "sm121"), "0.7.0"),
-        libraries=("cuda-tile",),
+        libraries=_CUTILE,
     ),
     Feature("autotune", "kernel autotuning", "autotune", since="0.2.9"),
     Feature("autotune_v2", "autotuning with a persistent cache", "autotune_v2", since="0.7.0"),

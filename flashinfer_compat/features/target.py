@@ -9,12 +9,16 @@ from typing import Any
 from packaging.version import Version
 
 from flashinfer_compat.architectures import parse_architecture
+from flashinfer_compat.policy import PolicyRow
 from flashinfer_compat.self_checks import SelfCheck
 from flashinfer_compat.signatures.model import SymbolTable
 from flashinfer_compat.signatures.recorded import recorded, releases
 from flashinfer_compat.versions import parse_version
 
-__all__ = ["FlashInfer", "Target", "behaviour_of"]
+__all__ = ["TILEIRAS", "FlashInfer", "Target", "behaviour_of"]
+
+TILEIRAS = "nvidia-cuda-tileiras"
+"""The distribution of cuTile's compiler, which also comes with a CUDA toolkit from 13.1 on."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Target:
     """The CUDA that torch was built for; None for a build without, "any" where one that fits is taken for granted."""
     self_checks: tuple[SelfCheck, ...] = ()
     """What numeric self-checks found on this machine with this install."""
+    policy: tuple[PolicyRow, ...] = ()
+    """From how many tokens on split was measured to be faster than fused."""
 
     @staticmethod
     def from_release(version: str, architecture: str | None, torch_version: str | None = "any") -> Target:
@@ -62,8 +68,8 @@ class Target:
             "",
             parse_architecture(architecture) if architecture else None,
             torch_version,
-            # A CUDA build of torch for Linux brings Triton.
-            dict.fromkeys([*_distribution_names(release.requires), "triton"], ""),
+            # A CUDA build of torch for Linux brings Triton, and a CUDA toolkit the compiler of cuTile.
+            dict.fromkeys([*_distribution_names(release.requires), "triton", TILEIRAS], ""),
         )
 
     def to_dict(self) -> dict[str, Any]:

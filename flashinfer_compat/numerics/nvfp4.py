@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from flashinfer_compat.errors import TensorError
+from flashinfer_compat.vocabulary import QuantizerArithmetic
 
 __all__ = [
     "BLOCK_SIZE",
@@ -184,15 +185,26 @@ def per_token_scale(values: torch.Tensor) -> torch.Tensor:
     return torch.where(scale > 0, scale, 1.0)
 
 
-def quantize_nvfp4(values: torch.Tensor, global_scale: torch.Tensor | float, *, check: bool = True) -> Nvfp4Tensor:
-    """Rounds values to NVFP4, in the arithmetic of ModelOpt, with which checkpoints are made and recorded.
+def quantize_nvfp4(
+    values: torch.Tensor,
+    global_scale: torch.Tensor | float,
+    *,
+    arithmetic: QuantizerArithmetic = QuantizerArithmetic.MODELOPT,
+    check: bool = True,
+) -> Nvfp4Tensor:
+    """Rounds values to NVFP4, all in float32.
 
-    Block scale = E4M3(vecmax / (6 * global_scale)), at most 448; codes = E2M1(value / (block scale * global_scale)), or
-    0 where the block scale is 0. All in float32. Source: ModelOpt 0.47, `NVFP4QTensor.quantize`.
+    ModelOpt's arithmetic, with which checkpoints are made and recorded: block scale = E4M3(vecmax / (6 *
+    global_scale)), at most 448; codes = E2M1(value / (block scale * global_scale)), or 0 where the block scale is 0.
+    Source: ModelOpt 0.47, `NVFP4QTensor.quantize`.
 
-    FlashInfer's kernel (0.7.4, `cvt_warp_fp16_to_fp4` in quantization_utils.cuh) multiplies by approximate reciprocals
-    where this divides. The two differ only where a quotient lies on a rounding boundary; bf16 inputs with a global
-    scale taken from their own amax lie there often, and then differ by a whole step.
+    FlashInfer's, with s = 1 / global_scale: block scale = E4M3(s * (vecmax * (1 / 6))), at most 448; codes =
+    E2M1(value * (1 / (block scale * (1 / s)))), or 0 likewise. Source: FlashInfer 0.7.4, `cvt_warp_fp16_to_fp4`, lines
+    507 to 517 and 689 of quantization_utils.cuh. Reciprocals are rounded correctly here; the kernel's,
+    rcp.approx.ftz.f32, may differ in the last bit.
+
+    The two differ only where a quotient lies on a rounding boundary; bf16 inputs with a global scale taken from their
+    own amax lie there often, and then differ by a whole step.
 
     A block whose scale rounds to zero (vecmax / (6 * global_scale) up to 2^-10) becomes zeros, as in FlashInfer;
     ModelOpt gives such a block the scale 2^-9.
@@ -201,6 +213,7 @@ def quantize_nvfp4(values: torch.Tensor, global_scale: torch.Tensor | float, *, 
         values: float32, bfloat16 or float16 [..., K], K a multiple of 16.
         global_scale: The checkpoint's multiplier: one number, or a float32 tensor whose axes line up with the first
             axes of `values` (an axis of length 1 stretches).
+        arithmetic: Whether to divide or to multiply by reciprocals.
         check: Whether to refuse unusable numbers (`check_nvfp4_input`). False reads no values, so nothing waits for a
             GPU; unusable numbers then give unspecified codes.
 
@@ -220,11 +233,33 @@ def quantize_nvfp4(values: torch.Tensor, global_scale: torch.Tensor | float, *, 
 
     blocks = _blocks(values)
     largest = blocks.abs().amax(dim=-1)
+    block_scale, quotients = _QUOTIENTS[arithmetic](blocks, largest, aligned)
+    codes = encode_e2m1(torch.where((block_scale != 0).unsqueeze(-1), quotients, blocks * 0.0).flatten(-2))
+    return Nvfp4Tensor(pack_e2m1(codes), block_scale.to(torch.float8_e4m3fn), multiplier)
+
+
+def _divide(
+    blocks: torch.Tensor, largest: torch.Tensor, global_scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Block scales, as float32, and what the codes are rounded from."""
+    block_scale = _e4m3(largest / (E2M1_MAX * global_scale))
+    return block_scale, blocks / (block_scale * global_scale).unsqueeze(-1)
+
+
+def _multiply(
+    blocks: torch.Tensor, largest: torch.Tensor, global_scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    inverse = global_scale.reciprocal()
+    block_scale = _e4m3(inverse * (largest * (1.0 / E2M1_MAX)))
+    return block_scale, blocks * (block_scale * inverse.reciprocal()).reciprocal().unsqueeze(-1)
+
+
+_QUOTIENTS = {QuantizerArithmetic.MODELOPT: _divide, QuantizerArithmetic.FLASHINFER: _multiply}
+
+
+def _e4m3(scale: torch.Tensor) -> torch.Tensor:
     # PyTorch's cast makes NaN of anything above 448.
-    block_scale = (largest / (E2M1_MAX * aligned)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
-    step = (block_scale.to(torch.float32) * aligned).unsqueeze(-1)
-    codes = encode_e2m1(torch.where(step != 0, blocks / step, blocks * 0.0).flatten(-2))
-    return Nvfp4Tensor(pack_e2m1(codes), block_scale, multiplier)
+    return scale.clamp(max=E4M3_MAX).to(torch.float8_e4m3fn).to(torch.float32)
 
 
 def dequantize_nvfp4(tensor: Nvfp4Tensor) -> torch.Tensor:

@@ -89,7 +89,7 @@ class Plan:
     backend: Backend
     status: Evidence
     call: KernelCall | None
-    """None where no FlashInfer kernel is called."""
+    """None where no trtllm-gen kernel is called."""
     dense: DenseCall | None
     """None where there is no NVFP4 shared expert beside a FlashInfer kernel."""
     rejected: tuple[Rejection, ...]

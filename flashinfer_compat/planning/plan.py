@@ -8,7 +8,9 @@ from dataclasses import replace
 from flashinfer_compat.errors import ExpertParallelismError, StrategyUnavailableError
 from flashinfer_compat.features.table import TRTLLM_GEN
 from flashinfer_compat.features.target import Target
+from flashinfer_compat.planning.cutile import cutile_answer
 from flashinfer_compat.planning.decision import Plan, Rejection
+from flashinfer_compat.planning.policy import NO_ADVICE, Advice, advice
 from flashinfer_compat.planning.portable import torch_answer, triton_answer
 from flashinfer_compat.planning.rules import problem_reasons
 from flashinfer_compat.planning.trtllm import Answer, answer
@@ -29,6 +31,10 @@ ALTERNATIVES: tuple[tuple[Backend, Strategy], ...] = (
     (Backend.TRITON, Strategy.NATIVE),
     (Backend.TRITON, Strategy.EXPANDED),
     (Backend.TRITON, Strategy.SPLIT),
+    # Measured on an H200: 9 to 16 times as long as Triton's (docs/cutile.md).
+    (Backend.CUTILE, Strategy.NATIVE),
+    (Backend.CUTILE, Strategy.EXPANDED),
+    (Backend.CUTILE, Strategy.SPLIT),
     # Fusing gains nothing in the reference, and split needs no common input scale.
     (Backend.TORCH, Strategy.SPLIT),
     (Backend.TORCH, Strategy.NATIVE),
@@ -39,6 +45,7 @@ ALTERNATIVES: tuple[tuple[Backend, Strategy], ...] = (
 _ANSWERS: Mapping[Backend, Callable[[Problem, Target, Strategy], Answer]] = {
     Backend.TRTLLM: answer,
     Backend.TRITON: triton_answer,
+    Backend.CUTILE: cutile_answer,
     Backend.TORCH: torch_answer,
 }
 
@@ -58,7 +65,8 @@ def plan(
         target: the FlashInfer, GPU and libraries.
         strategy: `auto`, or the one to use.
         backend: `auto`, or the one to use. With a strategy named and a GPU present, `auto` means FlashInfer's kernels
-            on the GPUs that have some, and Triton's on others; the torch backend must then be asked for by name.
+            on the GPUs that have some, and Triton's or cuTile's on others; the torch backend must then be asked for by
+            name.
         require: the least evidence to accept. None accepts a fused strategy when eligible, split when present.
 
     Raises:
@@ -66,8 +74,8 @@ def plan(
         StrategyUnavailableError: the asked-for strategy or backend, or every one of them, is refused.
         UnknownNameError: a name is not a strategy's, backend's or evidence's.
     """
-    wanted_strategy = None if strategy == AUTO else parse(Strategy, strategy, "strategy")
-    wanted_backend = None if backend == AUTO else parse(Backend, backend, "backend")
+    wanted_strategy = None if strategy == AUTO else parse(Strategy, strategy, "strategy", AUTO)
+    wanted_backend = None if backend == AUTO else parse(Backend, backend, "backend", AUTO)
     least = None if require is None else parse(Evidence, require, "require")
     if wanted_strategy is not None and wanted_strategy.is_fused and problem.ep_size > 1:
         reason = Reason(
@@ -79,6 +87,7 @@ def plan(
         refused = [Rejection(wanted_strategy, one, reason).to_dict() for one in Backend]
         raise ExpertParallelismError(str(reason), refused)
     chosen: tuple[Backend, Strategy, Answer] | None = None
+    advised = NO_ADVICE
     rejected: list[Rejection] = []
     for one_backend, one_strategy in ALTERNATIVES:
         given = assess(problem, target, one_strategy, one_backend, least)
@@ -88,6 +97,9 @@ def plan(
         elif not reasons and chosen is not None:
             preferred = f"{chosen[1].value} on {chosen[0].value}"
             reasons = (Reason(ReasonCode.NOT_PREFERRED, f"It would run; {preferred} is preferred."),)
+        elif not reasons and wanted_strategy is None and one_strategy.is_fused:
+            advised = _advice(problem, target, one_strategy, one_backend, least)
+            reasons = (advised.against_fused,) if advised.against_fused else ()
         if reasons:
             rejected.extend(Rejection(one_strategy, one_backend, reason) for reason in reasons)
         else:
@@ -96,8 +108,23 @@ def plan(
         raise _unavailable(rejected, wanted_strategy, wanted_backend, target)
     found_backend, found_strategy, found = chosen
     return Plan(
-        problem, found_strategy, found_backend, found.status, found.call, found.dense, tuple(rejected), found.notes
+        problem,
+        found_strategy,
+        found_backend,
+        found.status,
+        found.call,
+        found.dense,
+        tuple(rejected),
+        (*found.notes, *advised.notes),
+        advised.split_from_tokens,
     )
+
+
+def _advice(problem: Problem, target: Target, strategy: Strategy, backend: Backend, least: Evidence | None) -> Advice:
+    """What was measured against split, where split may run as well."""
+    if not target.policy or assess(problem, target, Strategy.SPLIT, backend, least).reasons:
+        return NO_ADVICE
+    return advice(problem, target, strategy, backend)
 
 
 def assess(
@@ -150,11 +177,11 @@ def _asked_for(
         return False
     if wanted_strategy is None or wanted_backend is not None or target.architecture is None:
         return True
-    # Who names a strategy on a GPU that FlashInfer has kernels for means FlashInfer's, and elsewhere Triton's; the
+    # Who names a strategy on a GPU that has trtllm-gen kernels means those, and elsewhere Triton's or cuTile's; the
     # reference must not slip in at its speed.
-    return backend is not (Backend.TRITON if target.architecture in TRTLLM_GEN else Backend.TRTLLM) and (
-        backend is not Backend.TORCH
-    )
+    if target.architecture in TRTLLM_GEN:
+        return backend is Backend.TRTLLM
+    return backend in (Backend.TRITON, Backend.CUTILE)
 
 
 def _unavailable(
@@ -169,5 +196,8 @@ def _unavailable(
     what = " ".join(
         ["strategy", strategy.value if strategy else AUTO, "on backend", backend.value if backend else AUTO]
     )
+    # What only the caller can say comes first: with it said, split runs.
+    unsaid = [one.reason for one in concerned if one.reason.code is ReasonCode.SHARED_PLACEMENT]
+    head = f"{what} cannot run" + (f". {unsaid[0]} All reasons:" if unsaid else ":")
     lines = "\n".join(f"  {one}" for one in concerned)
-    return StrategyUnavailableError(f"{what} cannot run:\n{lines}", [one.to_dict() for one in concerned])
+    return StrategyUnavailableError(f"{head}\n{lines}", [one.to_dict() for one in concerned])

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 
 from flashinfer_compat import __version__
+from flashinfer_compat.environment.reading import read_regular
+from flashinfer_compat.files import write_whole
 from flashinfer_compat.signatures.entry_points import ENTRY_POINTS
 from flashinfer_compat.signatures.model import Symbol, SymbolTable
 from flashinfer_compat.signatures.source import DirectorySource
@@ -74,7 +74,7 @@ def _identity(path: Path) -> _Identity:
 
 def _load(entry: Path, root: Path) -> SymbolTable | None:
     try:
-        digest, _, content = entry.read_bytes().partition(b"\n")
+        digest, _, content = read_regular(entry).partition(b"\n")
         if digest != _digest(content):
             return None
         stored = json.loads(content)
@@ -94,14 +94,7 @@ def _store(entry: Path, files: dict[str, _Identity], table: SymbolTable) -> None
     encoded = json.dumps(content).encode()
     with contextlib.suppress(OSError):
         entry.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=entry.parent, prefix=entry.name, suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(_digest(encoded) + b"\n" + encoded)
-            Path(temporary).replace(entry)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(entry, _digest(encoded) + b"\n" + encoded)
 
 
 def _digest(content: bytes) -> bytes:

@@ -54,18 +54,27 @@ def recorded(version: str) -> RecordedRelease:
     """The record of a release; a local part such as `+cu130` is ignored.
 
     Raises:
-        UnknownReleaseError: the release is not recorded; the error names the newest recorded one before it.
+        UnknownReleaseError: the release is not recorded; the error names the newest final one of the line that was
+            named, such as 0.7, or else the newest before the release.
     """
     known = _load()
     try:
         return known[Version(version).public]
     except (KeyError, InvalidVersion):
-        raise UnknownReleaseError("flashinfer version", version, known, _newest_before(version, known)) from None
+        raise UnknownReleaseError("flashinfer version", version, known, _meant(version, known)) from None
 
 
-def _newest_before(version: str, known: Iterable[str]) -> str | None:
-    wanted = parse_version(version)
-    return next((one for one in reversed(tuple(known)) if wanted and Version(one) < wanted), None)
+def _meant(text: str, known: Iterable[str]) -> str | None:
+    wanted = parse_version(text)
+    if wanted is None:
+        return None
+    newest_first = [Version(one) for one in reversed(tuple(known))]
+    before = [one for one in newest_first if one < wanted]
+    if not wanted.is_prerelease:
+        finals = [one for one in newest_first if not one.is_prerelease]
+        line = [one for one in finals if one.release[: len(wanted.release)] == wanted.release]
+        before = [*line, *(one for one in finals if one < wanted), *before]
+    return next(map(str, before), None)
 
 
 @cache

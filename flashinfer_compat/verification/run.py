@@ -15,12 +15,13 @@ from flashinfer_compat.inputs import LogitsRouting, Routing, TopKRouting
 from flashinfer_compat.moe import fp4_moe, prepare
 from flashinfer_compat.planning.plan import ALTERNATIVES, assess, plan
 from flashinfer_compat.problem import Problem
+from flashinfer_compat.reasons import Reason
 from flashinfer_compat.self_checks import CheckedKind, SelfCheck
 from flashinfer_compat.verification.layers import TOKENS, CheckedLayer, Inputs, checked_layers
 from flashinfer_compat.verification.oracle import choose, expected
 from flashinfer_compat.vocabulary import Backend, Evidence, Numerics, RoutingInput, SharedExpertFormat, Strategy
 
-__all__ = ["FUSED_TOLERANCE", "SPLIT_TOLERANCE", "self_checks"]
+__all__ = ["FUSED_TOLERANCE", "SPLIT_TOLERANCE", "obstacles", "self_checks"]
 
 FUSED_TOLERANCE = 1e-2
 """Relative error (Frobenius norms). Kernels round routing weights, each expert's row and the result to bf16."""
@@ -40,8 +41,7 @@ def self_checks(
         device: where to run; on a CPU the target must have no architecture.
         backends: those to look at.
     """
-    # What was found before must not decide what is looked at now.
-    target = replace(target, self_checks=())
+    target = _unchecked(target)
     for layer, numerics in product(checked_layers(device), Numerics):
         wanted: dict[int, torch.Tensor] = {}
         for routing_input, (backend, strategy) in product(RoutingInput, ALTERNATIVES):
@@ -50,6 +50,30 @@ def self_checks(
                 continue
             wanted = wanted or {tokens: expected(layer, layer.inputs(tokens), numerics) for tokens in TOKENS}
             yield _check(layer, problem, target, strategy, backend, wanted)
+
+
+def obstacles(target: Target, device: torch.device, backend: Backend) -> tuple[Reason, ...]:
+    """Why no check runs on a backend: the kinds of reason that every case has, or else all there are, each once.
+
+    Args:
+        target: this machine.
+        device: where it would run.
+        backend: one that `self_checks` with these arguments gives nothing for.
+    """
+    cases = [
+        assess(layer.weights.problem(routing_input, numerics=numerics), _unchecked(target), strategy, backend).reasons
+        for layer, numerics in product(checked_layers(device), Numerics)
+        for routing_input, (one, strategy) in product(RoutingInput, ALTERNATIVES)
+        if one is backend
+    ]
+    found = {reason.code: reason for reasons in reversed(cases) for reason in reversed(reasons)}
+    common = set(found).intersection(*({reason.code for reason in reasons} for reasons in cases))
+    return tuple(reason for code, reason in found.items() if code in (common or found))
+
+
+def _unchecked(target: Target) -> Target:
+    """What was found before must not decide what is looked at now."""
+    return replace(target, self_checks=())
 
 
 def _check(

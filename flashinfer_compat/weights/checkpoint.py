@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from flashinfer_compat.errors import ArgumentError, CheckpointError
 from flashinfer_compat.vocabulary import SharedExpertFormat, SharedExpertPlacement, parse
 from flashinfer_compat.weights.config import CheckpointConfig, read_checkpoint_config
+from flashinfer_compat.weights.devices import usable_device
 from flashinfer_compat.weights.tensors import CheckpointTensors, open_tensors
 from flashinfer_compat.weights.values import DenseExperts, LayerConfig, MoELayerWeights, Nvfp4Experts, Router
 
@@ -88,7 +89,7 @@ def load_moe_layer(
     if placement is SharedExpertPlacement.SHARDED:
         shared_share = _share(config.layer, ep_rank * tp_size + tp_rank, ep_size * tp_size, "ep_size * tp_size")
     with open_tensors(directory) as tensors:
-        target = _device(device)
+        target = usable_device(device, "device")
         prefix = layer_prefix(tensors, layer)
         names = [f"{prefix}experts.{expert}" for expert in range(config.layer.num_experts)]
         surplus = f"{prefix}experts.{config.layer.num_experts}.{_DOWN}.weight"
@@ -158,19 +159,6 @@ def _placement(config: LayerConfig, given: SharedExpertPlacement | str | None) -
 def _largest_input_scale(tensors: CheckpointTensors, names: Sequence[str]) -> float:
     """Of every gate and up projection of these experts."""
     return max(_scalar_scales(tensors, f"{name}.{projection}")[1] for name in names for projection in _GATE_UP)
-
-
-def _device(device: str) -> torch.device:
-    import torch
-
-    try:
-        target = torch.device(device)
-        torch.empty(0, device=target)
-    # A CPU build answers "cuda" with an AssertionError, a missing driver with a RuntimeError.
-    except (RuntimeError, AssertionError, TypeError) as error:
-        expected = "a device that this torch can use, such as 'cpu' or 'cuda:0'"
-        raise ArgumentError("device", expected, f"{device!r} ({str(error).splitlines()[0]})") from error
-    return target
 
 
 def layer_prefix(tensors: CheckpointTensors, layer: int) -> str:

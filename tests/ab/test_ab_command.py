@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 from faulty_server import MODELS, Ask, Behaviour, echo, serving, stream_of, whole
+from processes import interrupted, started, wait_for
 
 import flashinfer_compat as fc
 from flashinfer_compat.cli import main
@@ -422,3 +423,9 @@ def test_without_httpx_it_says_what_to_install(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environ)
     assert done.returncode == 2
     assert "pip install httpx" in done.stderr
+
+
+def test_an_interrupt_is_one_line() -> None:
+    with serving(lambda ask: ask.released.wait()) as a, serving(echo) as b, started("ab", a.url, b.url) as process:
+        wait_for(lambda: bool(a.asks))
+        assert interrupted(process) == (130, "interrupted\n")

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from comparison import error  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 import flashinfer_compat as fc  # noqa: E402
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 SAMPLES = ("grouped", "shared-bf16", "ungrouped-2-shared")
 # One bf16 rounding of the result; the recordings are float32.
 BF16 = 5e-3
-
-
-def error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((output.double() - expected.double()).norm() / expected.double().norm())
 
 
 class Sample:

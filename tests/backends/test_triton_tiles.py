@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_compat.backends.triton.tiles import tiles_for
+from flashinfer_compat.backends.triton.tiles import HOPPER_SHARED_MEMORY, tiles_for
 
 
 @given(
@@ -36,3 +37,12 @@ def test_few_tokens_split_k_and_many_do_not() -> None:
     assert few.gate_up.split_k > 1
     assert many.gate_up.split_k == 1
     assert few.block_t < many.block_t
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 512, 8192])
+def test_less_shared_memory_changes_tiles_for_many_pairs_of_wide_layers_only(tokens: int) -> None:
+    for intermediate in (256, 2048):
+        large, small = (
+            tiles_for(tokens, 8, 256, 1, 7168, intermediate, memory) for memory in (HOPPER_SHARED_MEMORY, 166_912)
+        )
+        assert (large != small) == (tokens == 8192 and intermediate == 2048)

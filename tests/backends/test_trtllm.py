@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import standin  # noqa: E402
+from comparison import error  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 import flashinfer_compat as fc  # noqa: E402
@@ -23,10 +24,6 @@ BF16 = 8e-3
 DENSE = 3e-2
 RELEASES = ("0.5.3", "0.6.7.post3", "0.6.12", "0.6.15.post1", "0.6.17", "0.7.0", "0.7.4")
 WITH_NATIVE = ("0.6.17", "0.6.18.post1", "0.7.0", "0.7.4")
-
-
-def error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((output.double() - expected.double()).norm() / expected.double().norm())
 
 
 def run(folder: Path, release: str, strategy: str, routing_input: str) -> tuple[torch.Tensor, torch.Tensor, fc.Plan]:
@@ -130,3 +127,13 @@ def test_a_release_whose_keyword_is_gone_is_an_error_not_a_dropped_shared_expert
     plan = fc.plan(weights.problem("logits"), fc.Target.from_release("0.7.4", "sm100"), strategy="native")
     with standin.installed("0.6.15.post1"), pytest.raises(fc.ArgumentError, match=r"num_fused_shared.*0\.6\.17"):
         fc.prepare(weights, plan)
+
+
+def test_an_arithmetic_that_the_kernels_do_not_have_is_refused(checkpoints: Path) -> None:
+    weights = fc.load_moe_layer(checkpoints / "grouped", 1)
+    plan = fc.plan(weights.problem("topk"), fc.Target.from_release("0.7.4", "sm100"), backend="trtllm")
+    with standin.installed("0.7.4"):
+        with pytest.raises(fc.ArgumentError, match="flashinfer or None") as caught:
+            fc.prepare(weights, plan, fc.LayerOptions(quantizer="modelopt"))
+        assert caught.value.argument == "options.quantizer"
+        fc.prepare(weights, plan, fc.LayerOptions(quantizer="flashinfer"))

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import standin  # noqa: E402
+from comparison import error  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 import flashinfer_compat as fc  # noqa: E402
@@ -35,10 +36,6 @@ class Sample:
 @pytest.fixture(scope="module")
 def sample(checkpoints: Path) -> Sample:
     return Sample(checkpoints / "grouped")
-
-
-def error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((output.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize(("strategy", "kind"), [("native", "logits"), ("expanded", "topk")])
@@ -167,3 +164,21 @@ def by_hand(sample: Sample, activation: object) -> torch.Tensor:
             hidden = dequantize_nvfp4(quantize_nvfp4(hidden, routed.down_input_scale[expert]))
             output[token] += weight * (down[expert] @ hidden)
     return output
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("gemm1_weights", None, "of type Tensor"),
+        ("input_scale", 0.5, "of type Tensor"),
+        ("gemm1_alpha", [1.0], "of type Tensor or None"),
+        ("local_expert_offset", "0", "of type int"),
+    ],
+)
+def test_a_value_of_another_type_is_named_when_they_are_made(
+    sample: Sample, name: str, value: object, expected: str
+) -> None:
+    experts = sample.experts(fc.plan(sample.problem, SM100))
+    with pytest.raises(fc.ArgumentError) as caught:
+        replace(experts, **{name: value})
+    assert (caught.value.argument, caught.value.expected) == (f"TrtllmExperts.{name}", expected)

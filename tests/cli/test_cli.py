@@ -70,6 +70,28 @@ def test_fused_under_expert_parallelism_names_it() -> None:
     assert "expert parallelism" in done.stderr
 
 
+def test_what_must_be_said_under_expert_parallelism_comes_before_the_reasons() -> None:
+    done = run("plan", *R1, "--flashinfer", "0.7.4", "--arch", "sm100", "--ep-size", "4")
+    assert done.returncode == 1
+    first, *reasons = done.stderr.splitlines()
+    assert first.endswith("Set shared_placement to 'replicated' or 'sharded'. All reasons:")
+    assert len(reasons) > 10
+
+
+def test_the_gemm_of_a_shared_expert_beside_the_kernel_is_told() -> None:
+    arguments = ["plan", *R1, "--flashinfer", "0.7.4", "--arch", "sm100", "--strategy"]
+    assert "\ndense     mm_fp4 backend=cutlass\n" in run(*arguments, "split").stdout
+    assert "mm_fp4" not in run(*arguments, "native").stdout
+
+
+@pytest.mark.parametrize("option", ["--strategy", "--backend"])
+def test_auto_is_among_the_names_that_an_error_lists(option: str) -> None:
+    done = run("plan", option, "autoo")
+    assert done.returncode == 2
+    assert "expected one of auto, " in done.stderr
+    assert "Did you mean 'auto'?" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("torch")
 
 
-def run(cache: Path, *arguments: str) -> tuple[int, str]:
+def run(cache: Path, *arguments: str, **more: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "flashinfer_compat", *arguments]
-    environ = {**os.environ, "FLASHINFER_COMPAT_CACHE_DIR": str(cache)}
+    environ = {**os.environ, "FLASHINFER_COMPAT_CACHE_DIR": str(cache), **more}
     done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout
@@ -46,6 +46,16 @@ def test_what_cannot_be_checked_is_code_2(tmp_path: Path) -> None:
     assert code == 2
     assert "0 of 0 verified" in text
     assert "Not kept: only some backends" in text
+
+
+def test_a_backend_that_nothing_runs_on_comes_with_the_reason(tmp_path: Path) -> None:
+    environ = {"PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    _, text = run(tmp_path, "verify", "--device", "cpu", "--backend", "triton", **environ)
+    assert " ".join(text.split()).startswith("not run on triton: There is no NVIDIA GPU; ")
+    _, text = run(tmp_path, "verify", "--device", "cpu", "--backend", "triton", "--json", **environ)
+    found = json.loads(text)
+    assert found["checks"] == []
+    assert [one["code"] for one in found["not_run"]["triton"]] == ["no_gpu"]
 
 
 def test_an_unknown_backend_is_named(tmp_path: Path) -> None:

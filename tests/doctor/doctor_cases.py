@@ -129,6 +129,12 @@ CASES: tuple[Case, ...] = (
         expect="flashinfer-missing",
     ),
     case(
+        "flashinfer-missing",
+        "a file named flashinfer.py and nothing installed",
+        *(gpu(B200), torch(), write("site/flashinfer.py")),
+        expect="flashinfer-missing",
+    ),
+    case(
         "package-missing",
         "metadata without a package",
         *(gpu(B200), torch(), distribution("flashinfer-python", "0.7.4")),
@@ -153,7 +159,13 @@ CASES: tuple[Case, ...] = (
         "a project folder before the install",
         *(gpu(B200), torch(), lambda machine: install_flashinfer(machine.lower, "0.7.4")),
         *(write("site/flashinfer/__init__.py"),),
-        expect="package-shadowed release-unknown",
+        expect="package-shadowed",
+    ),
+    case(
+        "package-shadowed",
+        "a file of its name before the install",
+        *(gpu(B200), torch(), lambda machine: install_flashinfer(machine.lower, "0.7.4"), write("site/flashinfer.py")),
+        expect="package-shadowed",
     ),
     case(
         "package-shadowed",
@@ -421,6 +433,28 @@ CASES: tuple[Case, ...] = (
         "torch for 12.6 on an H200",
         *(gpu(H200), flashinfer("0.7.4"), torch("2.7.1+cu126", "12.6")),
         expect="no-fp4-moe-kernel",
+    ),
+    case(
+        "torch-too-old",
+        "torch 2.5",
+        *(gpu(B200), flashinfer("0.7.4"), torch("2.5.1+cu128", "12.8"), nvcc(), ninja, cached_cubins),
+        expect="torch-too-old",
+    ),
+    case(
+        "torch-too-old",
+        "torch 2.6",
+        *(gpu(B200), flashinfer("0.7.4"), torch("2.6.0+cu128", "12.8"), nvcc(), ninja, cached_cubins),
+    ),
+    case(
+        "torch-untried",
+        "a nightly of the next torch",
+        *(gpu(B200), flashinfer("0.7.4"), torch("2.14.0.dev20261101+cu130", "13.0"), nvcc(), ninja, cached_cubins),
+        expect="torch-untried",
+    ),
+    case(
+        "torch-untried",
+        "a repair release of the newest tried one",
+        *(gpu(B200), flashinfer("0.7.4"), torch("2.13.1+cu130", "13.0"), nvcc(), ninja, cached_cubins),
     ),
     case(
         "import-needs-cuda",

@@ -68,7 +68,7 @@ class Machine:
         return self.home / ".cache" / "flashinfer"
 
     def collect(self) -> Environment:
-        found = collect([str(self.site), str(self.lower)], self.environ, FileCheck.SIZES)
+        found = collect([str(self.site), str(self.lower)], self.environ, FileCheck.MOE)
         seen = Gpus(*self.driver, self.gpus, self.visible, self.gpu_problems)
         none = not self.gpus and not self.gpu_problems
         return replace(found, gpus=Section(None, NO_DRIVER) if none else Section(seen))

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from doctor_cases import CASES, Case
-from doctor_machines import H200, build, flashinfer, gpu, healthy, torch
+from doctor_machines import B200, H200, build, delete, distribution, flashinfer, gpu, healthy, torch, write
 from packaging.version import Version
 
-from flashinfer_compat.doctor.checks import CHECKS
+from flashinfer_compat.doctor.checks import CHECKS, torch_and_cuda
 from flashinfer_compat.doctor.examination import Examination, examine_environment
-from flashinfer_compat.doctor.finding import Group, Severity
-from flashinfer_compat.environment import CachePurpose, Section
+from flashinfer_compat.doctor.finding import Finding, Group, Severity
+from flashinfer_compat.environment import CachePurpose, FileCheck, Section, collect
 from flashinfer_compat.problem import DEEPSEEK_R1
 from flashinfer_compat.self_checks import CheckedKind, SelfCheck
 from flashinfer_compat.signatures.recorded import releases
@@ -110,3 +110,46 @@ def test_no_release_gives_a_false_alarm_on_a_sound_machine(tmp_path: Path, relea
     assert {one.code for one in hopper.findings if one.severity is not Severity.NOTE} <= {"no-fp4-moe-kernel"}
     laptop = build(tmp_path / "laptop", flashinfer(release), torch("2.13.0", None)).examine()
     assert all(finding.severity is Severity.NOTE for finding in laptop.findings)
+
+
+def of(examination: Examination, code: str) -> list[Finding]:
+    return [finding for finding in examination.findings if finding.code == code]
+
+
+def test_what_one_cause_left_out_is_one_finding(tmp_path: Path) -> None:
+    requires = ("apache-tvm-ffi>=0.1.11", "cuda-tile>=1.4", "nvidia-cudnn-frontend>=1.32", "nvidia-cutlass-dsl>=4.8")
+    machine = build(
+        tmp_path, gpu(B200), flashinfer("0.7.4", requires=requires), torch(), distribution("nvidia-cutlass-dsl", "4.4")
+    )
+    error, warning = of(machine.examine(), "requirement-unmet")
+    assert (error.severity, error.subject) == (Severity.ERROR, "apache-tvm-ffi")
+    assert error.message == "flashinfer-python 0.7.4 requires apache-tvm-ffi>=0.1.11 (not installed)."
+    assert warning.message == (
+        "flashinfer-python 0.7.4 requires cuda-tile>=1.4 (not installed), nvidia-cudnn-frontend>=1.32 (not installed), "
+        "nvidia-cutlass-dsl>=4.8 (4.4 is installed)."
+    )
+    assert warning.repair == "pip install 'cuda-tile>=1.4' 'nvidia-cudnn-frontend>=1.32' 'nvidia-cutlass-dsl>=4.8'"
+
+
+def test_no_finding_prints_none_of_metadata_without_a_version(tmp_path: Path) -> None:
+    folder = "site/flashinfer_python-0.7.4.dist-info"
+    machine = build(tmp_path, *healthy(), delete(f"{folder}/RECORD"), delete(f"{folder}/METADATA"))
+    (missing,) = of(machine.examine(), "record-missing")
+    assert missing.message.endswith("that flashinfer-python of unknown version installed.")
+    for finding in machine.examine().findings:
+        assert "None" not in finding.message + finding.repair + finding.advice
+
+
+def test_a_file_in_the_way_of_the_package_is_named(tmp_path: Path) -> None:
+    machine = build(tmp_path, *healthy(), write("before/flashinfer.py"))
+    environment = collect([str(tmp_path / "before"), str(machine.site)], machine.environ, FileCheck.NONE)
+    (shadowed,) = of(examine_environment(environment), "package-shadowed")
+    assert f"import flashinfer loads {tmp_path}/before/flashinfer.py, which is not" in shadowed.message
+    assert shadowed.advice == "Remove or rename that file, or take its folder off PYTHONPATH."
+    # Which release such a file is of is no question.
+    assert not of(examine_environment(environment), "release-unknown")
+
+
+def test_the_torch_releases_that_checks_name_are_those_required_and_tried() -> None:
+    assert f"torch>={torch_and_cuda._LEAST}\n" in (ROOT / "setup.cfg").read_text("utf-8")
+    assert f"torch=={torch_and_cuda._TRIED}." in (ROOT / "scripts" / "test.sh").read_text("utf-8")

@@ -64,6 +64,8 @@ def codes(examination: Examination) -> list[str]:
         (asked("0.7.0", "none", "2.13.0+cu130"), "no-gpu"),
         (asked("0.7.1", "none", "2.13.0+cpu"), "no-gpu"),
         # torch itself.
+        (asked("0.7.4", "sm100", "1.0"), "torch-too-old"),
+        (asked("0.7.4", "sm100", "99"), "torch-untried"),
         (asked("0.7.4", "sm100", "none"), "torch-missing"),
         (asked("0.7.4", "sm100", "2.9.0+cpu"), "torch-without-cuda"),
         (asked("0.7.4", "sm100", "2.9.0", "none"), "torch-without-cuda"),
@@ -86,7 +88,7 @@ def test_known_issues_of_the_release_are_told(tmp_path: Path) -> None:
 # Checks that look at files, variables, caches, engines or the driver must have nothing to say.
 JUDGED = {
     *("import-needs-cuda", "known-issue", "no-fp4-moe-kernel", "no-gpu", "nvcc-too-old", "release-unusable"),
-    *("torch-missing", "torch-older-than-gpu", "torch-without-cuda"),
+    *("torch-missing", "torch-older-than-gpu", "torch-too-old", "torch-untried", "torch-without-cuda"),
 }
 
 

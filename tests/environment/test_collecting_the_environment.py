@@ -83,6 +83,7 @@ def test_the_level_of_checking_is_said(site, tmp_path, level):
     (files,) = (copy.files for copy in collect([str(site)], {}, level).copies("flashinfer-python"))
     expected = {
         FileCheck.NONE: (RecordState.NOT_CHECKED, ()),
+        FileCheck.MOE: (RecordState.MATCHES, ()),
         FileCheck.SIZES: (RecordState.MATCHES, ()),
         FileCheck.HASHES: (RecordState.DIFFERS, ("flashinfer/fused_moe.py",)),
     }

@@ -116,6 +116,7 @@ def test_a_header_can_hold_lines_of_spaces(tmp_path):
     ("level", "compared"),
     [
         (FileCheck.NONE, set()),
+        (FileCheck.MOE, {"flashinfer-python", "flashinfer-cubin", "nvidia-cutlass-dsl-libs-base", "apache-tvm-ffi"}),
         (FileCheck.SIZES, {"flashinfer-python", "flashinfer-cubin", "nvidia-cutlass-dsl-libs-base", "apache-tvm-ffi"}),
         (
             FileCheck.HASHES,

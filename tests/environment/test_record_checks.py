@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -149,8 +150,58 @@ def test_an_install_made_by_a_real_installer_matches():
     assert check_record(str(dist_info), str(location), FileCheck.HASHES).state is RecordState.MATCHES
 
 
-def test_sources_that_flashinfer_compiles_are_compared_by_hashes_only(tmp_path):
-    dist_info = install(tmp_path, "flashinfer-python", files={"flashinfer/a.py": "x", "flashinfer/data/csrc/a.cu": "y"})
-    (tmp_path / "flashinfer" / "data" / "csrc" / "a.cu").unlink()
-    assert check(dist_info).state is RecordState.MATCHES
-    assert check(dist_info, FileCheck.HASHES).missing == ("flashinfer/data/csrc/a.cu",)
+@pytest.mark.parametrize(
+    ("path", "runs"),
+    [
+        ("flashinfer/__init__.py", True),
+        ("flashinfer/fused_moe/core.py", True),
+        ("flashinfer/mla/_batch_mla/_wrapper.py", True),
+        ("flashinfer/data/aot/fused_moe_trtllm_sm100/fused_moe_trtllm_sm100.so", True),
+        ("flashinfer/jit_kernels/a.so", True),
+        ("flashinfer/data/csrc/trtllm_fused_moe_kernel_launcher.cu", True),
+        ("flashinfer/data/csrc/fused_moe/trtllm_backend/trtllm_fused_moe_routing_deepseek.cu", True),
+        ("flashinfer/data/csrc/nv_internal/tensorrt_llm/thop/fp4Quantize.cpp", True),
+        ("flashinfer/data/include/flashinfer/trtllm/fused_moe/runner.h", True),
+        ("flashinfer/data/csrc/batch_decode.cu", False),
+        ("flashinfer/data/cutlass/python/a.py", False),
+        ("flashinfer/experimental/a/b.py", False),
+        ("flashinfer/moe_ep/a.py", False),
+        ("flashinfer/cake_rmsnorm_train_backend/a.cu", False),
+        ("flashinfer_cubin/cubins/8ee504/batched_gemm-fdba-16ba/a.cubin", True),
+        ("flashinfer_cubin/cubins/8ee504/fmha/a.cubin", False),
+        ("flashinfer_jit_cache/jit_cache/fused_moe_trtllm_sm100/fused_moe_trtllm_sm100.so", True),
+        ("nvidia_cutlass_dsl/lib/libcute.txt", True),
+    ],
+)
+def test_by_default_what_fp4_moe_runs_is_compared_and_on_request_everything(tmp_path, path, runs):
+    dist_info = install(tmp_path, "flashinfer-python", files={path: "x"})
+    (tmp_path / path).unlink()
+    assert check(dist_info, FileCheck.MOE).missing == ((path,) if runs else ())
+    assert check(dist_info, FileCheck.SIZES).missing == check(dist_info, FileCheck.HASHES).missing == (path,)
+
+
+def test_a_record_is_read_anew_when_it_changes(tmp_path):
+    dist_info = install(tmp_path, "pkg", files={"pkg/a.py": "abc"})
+    assert check(dist_info).checked == 3
+    (tmp_path / "pkg" / "a.py").write_text("longer")
+    assert check(dist_info).changed == ("pkg/a.py",)
+    write_record(dist_info, [["pkg/a.py", f"sha256={digest('longer')}", "6"]])
+    assert (check(dist_info).state, check(dist_info).checked) == (RecordState.MATCHES, 1)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_may_end_as_on_windows(tmp_path, end):
+    dist_info = install(tmp_path, "pkg", files={"pkg/a.py": "abc", "pkg/b, c.py": "abc"})
+    record = dist_info / "RECORD"
+    record.write_bytes(record.read_text("utf-8").replace("\n", end).encode())
+    assert (check(dist_info).state, check(dist_info).checked) == (RecordState.MATCHES, 4)
+
+
+def test_a_pipe_in_place_of_record_is_said(tmp_path):
+    dist_info = install(tmp_path, "pkg")
+    (dist_info / "RECORD").unlink()
+    os.mkfifo(dist_info / "RECORD")
+    result = check(dist_info)
+    assert result.state is RecordState.NOT_CHECKED
+    assert result.reason == f"RECORD cannot be read: {dist_info}/RECORD is no regular file"
+    assert record_lists(str(dist_info), "pkg/a.py") is None

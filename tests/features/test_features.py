@@ -182,8 +182,7 @@ def test_states_of_0_7_4_on_sm90() -> None:
 
 def test_states_without_a_gpu() -> None:
     assert _codes(_target("0.7.4", None)) == _states(
-        eligible=ANYWHERE,
-        present__no_gpu=NAMES - ANYWHERE - {"fused_shared_routed"},
+        present__no_gpu=NAMES - {"fused_shared_routed"},
         present__known_issue__no_gpu={"fused_shared_routed"},
     )
 
@@ -203,10 +202,22 @@ def test_without_torch_nothing_is_more_than_present() -> None:
 
 def test_a_missing_library_is_named() -> None:
     target = replace(_target("0.7.4", "sm90"), libraries={})
-    assert _codes(target)["cutile_nvfp4_bf16"] == ("present", "library_missing")
-    (reason,) = feature_states(target)["cutile_nvfp4_bf16"].reasons
-    assert "cuda-tile" in reason.message
-    assert reason.way_out == "Run: pip install cuda-tile"
+    assert _codes(target)["cutile_nvfp4_bf16"] == ("present", "library_missing", "library_missing")
+    library, compiler = feature_states(target)["cutile_nvfp4_bf16"].reasons
+    assert "needs cuda-tile 1.4 or newer." in library.message
+    assert library.way_out == "Run: pip install 'cuda-tile>=1.4'"
+    assert "needs nvidia-cuda-tileiras." in compiler.message
+    assert compiler.way_out == "Run: pip install 'cuda-tile[tileiras]'"
+
+
+@pytest.mark.parametrize(
+    ("version", "enough"), [("1.2.0", False), ("1.4.0rc1", False), ("1.4.0", True), ("1.7.0+cu13", True), ("", True)]
+)
+def test_an_old_library_is_named_with_its_version(version: str, enough: bool) -> None:
+    target = replace(_target("0.7.4", "sm90"), libraries={"cuda-tile": version, "nvidia-cuda-tileiras": "13.4.92"})
+    reasons = feature_states(target)["cutile_nvfp4_bf16"].reasons
+    assert [one.code for one in reasons] == ([] if enough else [ReasonCode.LIBRARY_MISSING])
+    assert all(f"{version} is installed" in one.message for one in reasons)
 
 
 def test_what_cannot_be_read_is_absent_and_says_so() -> None:

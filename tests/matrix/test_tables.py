@@ -7,8 +7,9 @@ import pytest
 
 pytest.importorskip("pypi_simple")
 
+from flashinfer_compat.files import write_whole
 from tools.matrix.__main__ import report
-from tools.matrix.child import read, write
+from tools.matrix.child import read
 from tools.matrix.results import Cell, ReleaseResult, State, failed
 from tools.matrix.tables import markdown, progress
 
@@ -69,7 +70,9 @@ def test_the_files_hold_every_cell_and_nothing_else_is_left(tmp_path: Path) -> N
     report(GOOD, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["matrix.json", "matrix.md"]
     assert (tmp_path / "matrix.md").read_text("utf-8") == markdown(GOOD)
-    data = json.loads((tmp_path / "matrix.json").read_text("utf-8"))
+    content = json.loads((tmp_path / "matrix.json").read_text("utf-8"))
+    assert content["schema_version"] == 1
+    data = content["releases"]
     assert [one["version"] for one in data] == ["0.6.17", "0.7.4"]
     assert data[1]["archive"] == "flashinfer_python-0.7.4.whl"
     assert data[1]["seconds"] == 1.3
@@ -78,7 +81,7 @@ def test_the_files_hold_every_cell_and_nothing_else_is_left(tmp_path: Path) -> N
 
 def test_a_process_hands_its_cells_over_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "cells.json"
-    write(path, json.dumps([cell.to_dict() for cell in (BROKEN, NUMBER)]))
+    write_whole(path, json.dumps([cell.to_dict() for cell in (BROKEN, NUMBER)]))
     assert read(path) == [BROKEN, NUMBER]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from flashinfer_quantizer import quantize_block
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -22,6 +23,7 @@ from flashinfer_compat.numerics import (
     quantize_nvfp4,
     unpack_e2m1,
 )
+from flashinfer_compat.vocabulary import QuantizerArithmetic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -275,13 +277,57 @@ def test_codes_of_a_wrong_dtype_or_length_are_refused() -> None:
 
 
 def flashinfer_quantize(values: torch.Tensor, global_scale: torch.Tensor) -> Nvfp4Tensor:
-    """FlashInfer 0.7.4, `cvt_warp_fp16_to_fp4`, with exact reciprocals: it multiplies where ModelOpt divides."""
-    inverse = 1.0 / global_scale
-    blocks = values.unflatten(-1, (-1, 16))
-    block_scale = (inverse * (blocks.abs().amax(dim=-1) * (1.0 / 6.0))).clamp(max=448.0).to(torch.float8_e4m3fn)
-    stored = block_scale.float()
-    factor = torch.where(stored != 0, 1.0 / (stored * (1.0 / inverse)), 0.0)
-    return Nvfp4Tensor(pack_e2m1(encode_e2m1((blocks * factor.unsqueeze(-1)).flatten(-2))), block_scale, global_scale)
+    return quantize_nvfp4(values, global_scale, arithmetic=QuantizerArithmetic.FLASHINFER)
+
+
+def awkward_blocks(largest: float) -> torch.Tensor:
+    """bf16 numbers [33, 16] up to `largest`, zeros, and numbers too small for a normal block scale, or for any."""
+    random = torch.Generator().manual_seed(11)
+    values = torch.randn(33, 16, generator=random)
+    values = (values / values.abs().amax() * largest).bfloat16().float()
+    values[0] = 0.0
+    values[1] = torch.tensor([0.0, -0.0] * 8)
+    # Block scales below 2^-6 are subnormal, below 2^-10 zero.
+    for row, power in ((2, -12), (3, -15), (4, -17), (5, -18), (6, -19), (7, -21)):
+        values[row] *= 2.0**power
+    # Half way between two codes, of a block whose scale is a power of two times the global one.
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0])
+    values[8] = torch.cat((ties, -ties)) * 2.0**-3
+    values[9] = values[8] * largest / 6
+    return values
+
+
+@pytest.mark.parametrize("global_scale", [71 / 16 / 2688, 2.0**-9, 3.3e-3, 1.7e4, 2.0**-117])
+def test_flashinfers_arithmetic_is_that_of_its_source(global_scale: float) -> None:
+    scale = torch.tensor(global_scale, dtype=torch.float32)
+    values = awkward_blocks(float(scale) * 2688)
+    result = flashinfer_quantize(values, scale)
+    inverse = float(1.0 / scale)
+    for row, block in enumerate(values.tolist()):
+        byte, codes = quantize_block(block, inverse)
+        assert result.block_scale[row].view(torch.uint8).item() == byte
+        assert unpack_e2m1(result.codes[row]).tolist() == codes
+    assert result.block_scale.float().unique().numel() > 10
+
+
+def test_a_quotient_on_a_rounding_boundary_tells_the_arithmetics_apart() -> None:
+    # 213/128 over 71/16, times 448, is 168, half way between the E4M3 numbers 160 and 176.
+    scale = torch.tensor(71 / 16) / 2688
+    values = torch.tensor([[213 / 128] + [0.0] * 15, [71 / 16] + [0.0] * 15])
+    divided, multiplied = quantize_nvfp4(values, scale), flashinfer_quantize(values, scale)
+    assert [divided.block_scale[0].item(), multiplied.block_scale[0].item()] == [176.0, 160.0]
+    assert [divided.block_scale[1].item(), multiplied.block_scale[1].item()] == [448.0, 448.0]
+    away = quantize_nvfp4(values, 2.0**-9), flashinfer_quantize(values, torch.tensor(2.0**-9))
+    assert torch.equal(away[0].codes, away[1].codes)
+    assert torch.equal(away[0].block_scale.float(), away[1].block_scale.float())
+
+
+@given(values=blocks, global_scale=global_scales)
+def test_the_arithmetics_differ_by_one_step_at_most(values: np.ndarray, global_scale: float) -> None:
+    tensor = torch.from_numpy(values)
+    divided, multiplied = quantize_nvfp4(tensor, global_scale), flashinfer_quantize(tensor, torch.tensor(global_scale))
+    bytes_of = [one.block_scale.view(torch.uint8).int() for one in (divided, multiplied)]
+    assert (bytes_of[0] - bytes_of[1]).abs().max() <= 1
 
 
 @dataclass(frozen=True)

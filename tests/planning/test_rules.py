@@ -21,7 +21,9 @@ NO_SHARED: dict[str, Any] = {"num_shared_experts": 0, "shared_format": "none"}
 UNGROUPED: dict[str, Any] = {"n_group": 1, "topk_group": 1}
 
 EVERY_STRATEGY = ("native", "expanded", "split")
-EVERY_BACKEND = ("trtllm", "triton", "torch")
+EVERY_BACKEND = ("trtllm", "triton", "cutile", "torch")
+# cuTile has no expert parallelism at all.
+PARALLEL = ("trtllm", "triton", "torch")
 
 CASES: list[tuple[str, tuple[str, ...], tuple[str, ...], dict[str, Any]]] = [
     # The code that must be the only one, the strategies and backends it concerns, and the change that causes it.
@@ -29,40 +31,51 @@ CASES: list[tuple[str, tuple[str, ...], tuple[str, ...], dict[str, Any]]] = [
     ("shared_format", ("native", "expanded"), EVERY_BACKEND, {"shared_format": "bf16"}),
     ("expert_parallelism", ("native", "expanded"), EVERY_BACKEND, {"ep_size": 8}),
     ("shared_gate", ("native", "expanded"), EVERY_BACKEND, {"shared_gate": True}),
-    ("shared_placement", ("split",), EVERY_BACKEND, {"ep_size": 8}),
+    ("expert_parallelism", ("split",), ("cutile",), {"ep_size": 8, "shared_placement": "sharded"}),
+    ("shared_placement", ("split",), PARALLEL, {"ep_size": 8}),
     ("routed_scaling", EVERY_STRATEGY, EVERY_BACKEND, {"routed_scaling": "output"}),
     ("needs_logits", ("native",), EVERY_BACKEND, {"routing_input": "topk"}),
     ("needs_topk", ("expanded",), EVERY_BACKEND, {"routing_input": "logits"}),
     ("no_expert_groups", ("native",), ("trtllm",), UNGROUPED),
     ("activation", EVERY_STRATEGY, EVERY_BACKEND, {"activation": "relu2"}),
     ("numerics", EVERY_STRATEGY, ("trtllm",), {"numerics": "w4a16"}),
+    ("numerics", EVERY_STRATEGY, ("cutile",), {"numerics": "w4a4"}),
     ("activation_scaling", EVERY_STRATEGY, ("triton",), {"activation_scaling": "per_token"}),
     ("hidden_size", EVERY_STRATEGY, ("trtllm",), {"hidden_size": 7168 + 64}),
     ("hidden_size", EVERY_STRATEGY, ("triton",), {"hidden_size": 7168 + 16}),
     ("intermediate_size", EVERY_STRATEGY, ("triton",), {"intermediate_size": 2048 + 16}),
+    ("hidden_size", EVERY_STRATEGY, ("cutile",), {"hidden_size": 7168 + 32}),
+    ("intermediate_size", EVERY_STRATEGY, ("cutile",), {"intermediate_size": 2048 + 32}),
 ]
 
 KEPT: list[tuple[str, tuple[str, ...], tuple[str, ...], dict[str, Any]]] = [
     # What the strategies still take though it looks like a case above.
     ("bf16 beside the routed experts", ("split",), EVERY_BACKEND, {"shared_format": "bf16"}),
     ("no shared experts", ("split",), EVERY_BACKEND, NO_SHARED),
-    ("one rank of eight, slices", ("split",), EVERY_BACKEND, {"ep_size": 8, "shared_placement": "sharded"}),
-    ("one rank of eight, copies", ("split",), EVERY_BACKEND, {"ep_size": 8, "shared_placement": "replicated"}),
-    ("one rank of eight, nothing to place", ("split",), EVERY_BACKEND, {"ep_size": 8, **NO_SHARED}),
+    ("one rank of eight, slices", ("split",), PARALLEL, {"ep_size": 8, "shared_placement": "sharded"}),
+    ("one rank of eight, copies", ("split",), PARALLEL, {"ep_size": 8, "shared_placement": "replicated"}),
+    ("one rank of eight, nothing to place", ("split",), PARALLEL, {"ep_size": 8, **NO_SHARED}),
     ("caller scales, nothing shared", ("split",), EVERY_BACKEND, {"routed_scaling": "output", **NO_SHARED}),
     ("another method scales", ("split",), EVERY_BACKEND, {**UNGROUPED, "routing_method": "renormalize"}),
     ("weights as they are", ("split",), EVERY_BACKEND, {"norm_topk_prob": False}),
     ("a gate of the shared experts", ("split",), EVERY_BACKEND, {"shared_gate": True}),
     ("geglu", EVERY_STRATEGY, EVERY_BACKEND, {"activation": "geglu"}),
-    ("weights only", EVERY_STRATEGY, ("triton", "torch"), {"numerics": "w4a16"}),
+    ("weights only", EVERY_STRATEGY, ("triton", "cutile", "torch"), {"numerics": "w4a16"}),
     ("a scale for each token", EVERY_STRATEGY, ("trtllm", "torch"), {"activation_scaling": "per_token"}),
     ("a hidden size of two NVFP4 blocks", EVERY_STRATEGY, ("triton",), {"hidden_size": 7168 + 32}),
+    ("four NVFP4 blocks", EVERY_STRATEGY, ("cutile",), {"hidden_size": 7168 + 64, "intermediate_size": 2048 + 64}),
     ("a hidden size of NVFP4 blocks", EVERY_STRATEGY, ("torch",), {"hidden_size": 7168 + 16}),
 ]
 
 
-def _base(strategy: Strategy) -> Problem:
-    return R1_TOPK if strategy is Strategy.EXPANDED else R1_LOGITS
+def _base(strategy: Strategy, backend: Backend | None = None) -> Problem:
+    problem = R1_TOPK if strategy is Strategy.EXPANDED else R1_LOGITS
+    return changed(problem, numerics="w4a16") if backend is Backend.CUTILE else problem
+
+
+def _always(strategy: Strategy, backend: Backend) -> set[str]:
+    """What refuses every layer."""
+    return {"no_router"} if (strategy, backend) == (Strategy.NATIVE, Backend.CUTILE) else set()
 
 
 def _each(
@@ -71,7 +84,7 @@ def _each(
     for name, strategies, backends, change in cases:
         for strategy in map(Strategy, strategies):
             for backend in map(Backend, backends):
-                yield name, strategy, backend, changed(_base(strategy), **change)
+                yield name, strategy, backend, changed(_base(strategy, backend), **change)
 
 
 def _codes(problem: Problem, strategy: Strategy, backend: Backend) -> set[str]:
@@ -81,17 +94,17 @@ def _codes(problem: Problem, strategy: Strategy, backend: Backend) -> set[str]:
 @pytest.mark.parametrize("strategy", Strategy)
 @pytest.mark.parametrize("backend", Backend)
 def test_deepseek_r1_breaks_no_rule(strategy: Strategy, backend: Backend) -> None:
-    assert _codes(_base(strategy), strategy, backend) == set()
+    assert _codes(_base(strategy, backend), strategy, backend) == _always(strategy, backend)
 
 
 @pytest.mark.parametrize(("code", "strategy", "backend", "problem"), list(_each(CASES)))
 def test_a_rule_alone_refuses(code: str, strategy: Strategy, backend: Backend, problem: Problem) -> None:
-    assert _codes(problem, strategy, backend) == {code}
+    assert _codes(problem, strategy, backend) == {code} | _always(strategy, backend)
 
 
 @pytest.mark.parametrize(("name", "strategy", "backend", "problem"), list(_each(KEPT)))
 def test_what_looks_refused_is_kept(name: str, strategy: Strategy, backend: Backend, problem: Problem) -> None:
-    assert _codes(problem, strategy, backend) == set(), name
+    assert _codes(problem, strategy, backend) == _always(strategy, backend), name
 
 
 @pytest.mark.parametrize("method", ["default", "renormalize", "llama4", "topk", "minimax2", "topk_sigmoid"])
@@ -105,6 +118,9 @@ def test_native_needs_deepseek_v3_routing(method: str) -> None:
 def test_the_cases_cover_every_rule() -> None:
     covered = {(code, strategy, backend) for code, strategy, backend, _ in _each(CASES)}
     covered.add(("routing_method", Strategy.NATIVE, Backend.TRTLLM))
+    covered.add(("no_router", Strategy.NATIVE, Backend.CUTILE))
+    # Never alone: what it asks to be said is of no use to cuTile.
+    covered.add(("shared_placement", Strategy.SPLIT, Backend.CUTILE))
     ruled = {
         (rule.code.value, one, backend)
         for rule in PROBLEM_RULES
@@ -156,6 +172,9 @@ def test_the_plan_says_what_became_of_every_alternative() -> None:
         ("triton", "native"): "not_preferred",
         ("triton", "expanded"): "needs_topk",
         ("triton", "split"): "not_preferred",
+        ("cutile", "native"): "architecture",
+        ("cutile", "expanded"): "architecture",
+        ("cutile", "split"): "architecture",
         ("torch", "split"): "not_preferred",
         ("torch", "native"): "not_preferred",
         ("torch", "expanded"): "needs_topk",
@@ -313,7 +332,7 @@ def test_without_flashinfer_the_torch_backend_runs() -> None:
 def test_without_torch_nothing_runs() -> None:
     with pytest.raises(StrategyUnavailableError) as caught:
         plan(R1_LOGITS, Target.from_release("0.7.4", "sm100", torch_version=None))
-    assert set(caught.value.codes) == {"torch_missing", "needs_topk"}
+    assert set(caught.value.codes) == {"torch_missing", "needs_topk", "architecture", "numerics", "no_router"}
 
 
 @pytest.mark.parametrize(

@@ -286,3 +286,12 @@ def test_processes_writing_at_once_leave_a_readable_entry(root: Path, folder: Pa
     assert list(folder.iterdir()) == []
     assert texts(root, folder) == EXPECTED
     assert traced(root, folder) == (EXPECTED, [])
+
+
+def test_a_pipe_in_place_of_an_entry_is_not_waited_for(root: Path, folder: Path) -> None:
+    assert texts(root, folder) == EXPECTED
+    (entry,) = folder.iterdir()
+    entry.unlink()
+    os.mkfifo(entry)
+    assert texts(root, folder) == EXPECTED
+    assert entry.is_file()

@@ -19,10 +19,6 @@ Tensors = dict[str, torch.Tensor]
 LOGITS, ROUTED = "trtllm_fp4_block_scale_moe", "trtllm_fp4_block_scale_routed_moe"
 
 
-def error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((output.double() - expected.double()).norm() / expected.double().norm())
-
-
 class Layer:
     """The grouped sample: H=256, I=128, 16 experts, top-4 of 2 of 4 groups, one shared expert."""
 

@@ -14,7 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import standin  # noqa: E402
-from launches import LOGITS, ROUTED, Layer, error  # noqa: E402
+from comparison import error  # noqa: E402
+from launches import LOGITS, ROUTED, Layer  # noqa: E402
 
 from flashinfer_compat.numerics import (  # noqa: E402
     append_shared_experts,

@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import standin  # noqa: E402
-from launches import LOGITS, ROUTED, Layer, error  # noqa: E402
+from comparison import error  # noqa: E402
+from launches import LOGITS, ROUTED, Layer  # noqa: E402
 from standin import LaunchError  # noqa: E402
 from torch.nn import functional  # noqa: E402
 

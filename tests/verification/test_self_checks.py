@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import standin  # noqa: E402
+from comparison import error  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 import flashinfer_compat as fc  # noqa: E402
@@ -22,10 +23,6 @@ from flashinfer_compat.verification.run import self_checks  # noqa: E402
 CPU = torch.device("cpu")
 SM100 = fc.Target.from_release("0.7.4", "sm100")
 BARE = fc.Target(None, "flashinfer is not installed.", None, "2.13.0")
-
-
-def error(output: torch.Tensor, right: torch.Tensor) -> float:
-    return float((output.double() - right.double()).norm() / right.double().norm())
 
 
 @pytest.mark.parametrize("numerics", ["w4a4", "w4a16"])

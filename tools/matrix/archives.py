@@ -10,7 +10,9 @@ from pathlib import Path, PurePosixPath
 
 from pypi_simple import DistributionPackage, PyPISimple
 
-__all__ = ["SOURCES", "fetch", "unpack"]
+from flashinfer_compat.signatures.recorded import recorded
+
+__all__ = ["SOURCES", "fetch", "kept", "unpack"]
 
 SOURCES = (
     "trtllm_fused_moe_kernel_launcher.cu",
@@ -29,7 +31,7 @@ def fetch(client: PyPISimple, package: DistributionPackage, folder: Path) -> Pat
         pypi_simple.DigestMismatchError: what came is not what the index says.
     """
     archive = folder / package.filename
-    if not _is_whole(archive, package):
+    if not _is_whole(archive, package.digests.get("sha256")):
         temporary = archive.with_name(f"{archive.name}.part")
         try:
             client.download_package(package, temporary)
@@ -39,10 +41,19 @@ def fetch(client: PyPISimple, package: DistributionPackage, folder: Path) -> Pat
     return archive
 
 
-def _is_whole(archive: Path, package: DistributionPackage) -> bool:
-    if not archive.exists():
-        return False
-    return hashlib.sha256(archive.read_bytes()).hexdigest() == package.digests.get("sha256")
+def kept(version: str, folder: Path) -> Path | None:
+    """The archive of a recorded release in `folder`, which needs no index to be known as whole; None where it is not.
+
+    Raises:
+        UnknownReleaseError: the release is not recorded.
+    """
+    release = recorded(version)
+    archive = folder / release.archive
+    return archive if _is_whole(archive, release.sha256) else None
+
+
+def _is_whole(archive: Path, sha256: str | None) -> bool:
+    return archive.is_file() and hashlib.sha256(archive.read_bytes()).hexdigest() == sha256
 
 
 def unpack(archive: Path, version: str, folder: Path) -> None:

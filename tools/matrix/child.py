@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from flashinfer_compat.files import write_whole
 from tools.matrix.results import Cell
 
-__all__ = ["main", "read", "write"]
+__all__ = ["main", "read"]
 
 
 def main(cells: Callable[[str, Path], Iterable[Cell]]) -> int:
@@ -18,20 +19,10 @@ def main(cells: Callable[[str, Path], Iterable[Cell]]) -> int:
     Output goes to a file because FlashInfer and torch print what they like.
     """
     version, folder, output = sys.argv[1:]
-    write(Path(output), json.dumps([cell.to_dict() for cell in cells(version, Path(folder))]))
+    write_whole(Path(output), json.dumps([cell.to_dict() for cell in cells(version, Path(folder))]))
     return 0
 
 
 def read(path: Path) -> list[Cell]:
     """The cells that a process wrote."""
     return [Cell.from_dict(one) for one in json.loads(path.read_text("utf-8"))]
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        temporary.write_text(text, "utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

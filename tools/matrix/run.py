@@ -7,12 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pypi_simple import DistributionPackage, PyPISimple
-
-from tools.matrix.archives import fetch, unpack
+from tools.matrix.archives import unpack
 from tools.matrix.child import read
 from tools.matrix.results import Cell, ReleaseResult, State, failed
 
@@ -25,27 +23,25 @@ _TIMEOUT = 600
 _TAIL = 2000
 
 
-def run_release(package: DistributionPackage, archives: Path | None) -> ReleaseResult:
+def run_release(version: str, filename: str, fetch: Callable[[Path], Path]) -> ReleaseResult:
     """Every cell of one release; whatever goes wrong is a failed cell.
 
     Args:
-        package: the archive to take.
-        archives: where archives are kept; None keeps none.
+        version: the release.
+        filename: its archive's name.
+        fetch: gives the archive; what it is handed is a folder that goes away with the run.
     """
-    version, started = str(package.version), time.monotonic()
+    started = time.monotonic()
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory() as name:
         temporary = Path(name)
         try:
-            # A client for each release: its connections are not made for several threads.
-            with PyPISimple() as client:
-                archive = fetch(client, package, archives or temporary)
-            unpack(archive, version, temporary / "site")
+            unpack(fetch(temporary), version, temporary / "site")
         except Exception as error:
             cells += failed("release", ["archive"], error)
         else:
             cells += look_at(version, temporary)
-    return ReleaseResult(version, package.filename, time.monotonic() - started, tuple(cells))
+    return ReleaseResult(version, filename, time.monotonic() - started, tuple(cells))
 
 
 def look_at(version: str, temporary: Path, modules: Sequence[str] = MODULES) -> list[Cell]:

@@ -7,17 +7,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tools.matrix.child import write
+from flashinfer_compat.files import write_whole
 from tools.matrix.results import Cell, ReleaseResult, State
 
-__all__ = ["markdown", "progress", "summary", "write_tables"]
+__all__ = ["SCHEMA_VERSION", "markdown", "progress", "summary", "write_tables"]
+
+SCHEMA_VERSION = 1
+"""Of matrix.json; raised when a field changes its meaning or goes."""
 
 
 def write_tables(results: Sequence[ReleaseResult], folder: Path) -> None:
     """Write `matrix.md` and `matrix.json` into `folder`, which is made where there is none."""
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder / "matrix.json", json.dumps([result.to_dict() for result in results], indent=1) + "\n")
-    write(folder / "matrix.md", markdown(results))
+    content = {"schema_version": SCHEMA_VERSION, "releases": [result.to_dict() for result in results]}
+    write_whole(folder / "matrix.json", json.dumps(content, indent=1) + "\n")
+    write_whole(folder / "matrix.md", markdown(results))
 
 
 def markdown(results: Sequence[ReleaseResult]) -> str:

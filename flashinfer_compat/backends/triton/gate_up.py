@@ -9,9 +9,11 @@ import triton.language as tl
 from flashinfer_compat.backends.triton.activations import gated, to_plane_order
 from flashinfer_compat.backends.triton.pairs import pair_expert
 from flashinfer_compat.backends.triton.product import block_of_pairs, multiply
-from flashinfer_compat.backends.triton.rounding import round_to_nvfp4
+from flashinfer_compat.backends.triton.rounding import UNROUNDED, round_to_nvfp4
 
 __all__ = ["activate", "gate_up"]
+
+_UNROUNDED = tl.constexpr(UNROUNDED)
 
 
 @triton.jit
@@ -43,7 +45,7 @@ def gate_up(
     appended_intermediate: tl.constexpr,
     experts: tl.constexpr,
     geglu: tl.constexpr,
-    w4a4: tl.constexpr,
+    rounding: tl.constexpr,
     sides: tl.constexpr,
     block_m: tl.constexpr,
     block_t: tl.constexpr,
@@ -55,7 +57,7 @@ def gate_up(
     """One tile of block_m / 2 gate rows and as many up rows, over one of `split_k` parts of K, for one block of pairs.
 
     Without split_k the activation follows at once: `out` is bf16 [pairs, intermediate] in plane order of
-    `down_block_k`, in w4a4 rounded but for its input scale. With it `partial` gets float32
+    `down_block_k`, rounded but for its input scale as `rounding` says. With it `partial` gets float32
     [split_k, pairs, 2, intermediate], which `activate` sums. `scale` is float32 [experts, 2].
     """
     tiles: tl.constexpr = (2 * intermediate + block_m - 1) // block_m
@@ -89,28 +91,9 @@ def gate_up(
     per_part: tl.constexpr = (tile_count + split_k - 1) // split_k
     begin = part * per_part
     end = tl.minimum(begin + per_part, tile_count)
-    acc = multiply(
-        x,
-        row,
-        pair >= 0,
-        codes,
-        scales,
-        line,
-        words,
-        blocks,
-        begin,
-        end,
-        hidden,
-        block_m,
-        block_t,
-        block_k,
-        interpreted,
-    )
-    gate, up = _sides(acc, block_m, block_t)
-    if sides == 2:
-        second = x + rows.to(tl.int64) * hidden
+    for given in tl.static_range(sides):
         acc = multiply(
-            second,
+            x + (given * rows).to(tl.int64) * hidden,
             row,
             pair >= 0,
             codes,
@@ -126,7 +109,9 @@ def gate_up(
             block_k,
             interpreted,
         )
-        _, up = _sides(acc, block_m, block_t)
+        of_gate, up = _sides(acc, block_m, block_t)
+        if given == 0:
+            gate = of_gate
 
     group = tl.arange(0, block_m // 16)[:, None, None]
     lane = tl.arange(0, 8)[None, :, None]
@@ -144,9 +129,9 @@ def gate_up(
         gate *= tl.load(scale + 2 * expert)
         up *= tl.load(scale + 2 * expert + 1)
         hidden_value = gated(gate, up, geglu)
-        if w4a4:
+        if rounding != _UNROUNDED:
             blocks_of_16 = tl.reshape(hidden_value, (block_m // 32, 16, block_t))
-            rounded = round_to_nvfp4(blocks_of_16, tl.load(down_input_scale + expert))
+            rounded = round_to_nvfp4(blocks_of_16, tl.load(down_input_scale + expert), rounding, interpreted)
             hidden_value = tl.reshape(rounded, (block_m // 16, 8, block_t))
         down_words: tl.constexpr = down_block_k // 8
         word = tile * (first // 8) + group
@@ -170,10 +155,11 @@ def activate(
     appended: tl.constexpr,
     packed: tl.constexpr,
     geglu: tl.constexpr,
-    w4a4: tl.constexpr,
+    rounding: tl.constexpr,
     down_block_k: tl.constexpr,
     split_k: tl.constexpr,
     width: tl.constexpr,
+    interpreted: tl.constexpr,
 ):
     """Sum the parts of `gate_up`, then its activation, `width` values of a pair a program."""
     pair = tl.program_id(0)
@@ -190,9 +176,9 @@ def activate(
         gate += tl.load(place, mask=inside, other=0.0)
         up += tl.load(place + intermediate, mask=inside, other=0.0)
     result = gated(gate * tl.load(scale + 2 * expert), up * tl.load(scale + 2 * expert + 1), geglu)
-    if w4a4:
+    if rounding != _UNROUNDED:
         blocks = tl.reshape(result, (width // 16, 16))
-        rounded = round_to_nvfp4(blocks, tl.load(down_input_scale + expert))
+        rounded = round_to_nvfp4(blocks, tl.load(down_input_scale + expert), rounding, interpreted)
         result = tl.reshape(rounded, (width,))
     ordered = to_plane_order(result.to(tl.bfloat16), width, down_block_k)
     tl.store(out + pair.to(tl.int64) * intermediate + value, ordered, mask=inside)

@@ -8,9 +8,11 @@ import triton.language as tl
 
 from flashinfer_compat.backends.triton.activations import to_plane_order
 from flashinfer_compat.backends.triton.pairs import align_pairs, pair_expert, pair_token
-from flashinfer_compat.backends.triton.rounding import round_to_nvfp4
+from flashinfer_compat.backends.triton.rounding import UNROUNDED, round_to_nvfp4
 
 __all__ = ["prepare_inputs"]
+
+_UNROUNDED = tl.constexpr(UNROUNDED)
 
 
 @triton.jit(do_not_specialize=["tokens", "first_expert"])
@@ -34,7 +36,7 @@ def prepare_inputs(
     appended: tl.constexpr,
     packed: tl.constexpr,
     counted: tl.constexpr,
-    w4a4: tl.constexpr,
+    rounding: tl.constexpr,
     sides: tl.constexpr,
     row_is_pair: tl.constexpr,
     bins: tl.constexpr,
@@ -42,6 +44,7 @@ def prepare_inputs(
     block_t: tl.constexpr,
     block_k: tl.constexpr,
     width: tl.constexpr,
+    interpreted: tl.constexpr,
 ):
     """Sort pairs in the first programs; in each other one, round and permute `width` values of a row.
 
@@ -82,13 +85,14 @@ def prepare_inputs(
     count = pairs if row_is_pair else tokens
     for side in tl.static_range(sides):
         rounded = values
-        if w4a4:
+        if rounding != _UNROUNDED:
             expert = 0
             if row_is_pair:
                 expert = pair_expert(ids, row, tokens, first_expert, experts, top_k, appended, packed)
                 # Rows of other ranks' experts are never read.
                 expert = tl.minimum(expert, experts + appended - 1)
             scale = tl.load(input_scale + 2 * expert + side)
-            rounded = tl.reshape(round_to_nvfp4(tl.reshape(values, (width // 16, 16)), scale), (width,))
+            blocks = tl.reshape(values, (width // 16, 16))
+            rounded = tl.reshape(round_to_nvfp4(blocks, scale, rounding, interpreted), (width,))
         target = rows + (side * count + row).to(tl.int64) * hidden + column
         tl.store(target, to_plane_order(rounded.to(tl.bfloat16), width, block_k), mask=column < hidden)

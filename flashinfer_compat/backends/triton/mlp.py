@@ -11,6 +11,7 @@ from flashinfer_compat.backends.triton.down import down
 from flashinfer_compat.backends.triton.gate_up import activate, gate_up
 from flashinfer_compat.backends.triton.inputs import prepare_inputs
 from flashinfer_compat.backends.triton.pairs import count_pairs
+from flashinfer_compat.backends.triton.rounding import ROUNDINGS, UNROUNDED
 from flashinfer_compat.backends.triton.tiles import Tiles
 from flashinfer_compat.backends.triton.weights import Experts
 from flashinfer_compat.problem import Problem
@@ -62,13 +63,16 @@ def run_mlp(x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem,
     count = experts.num_routed + experts.num_appended
     rows = pairs if experts.scale_per_pair else tokens
     blocks = _most_blocks(tokens, experts, choice.top_k, tiles.block_t)
-    w4a4, geglu = problem.numerics is Numerics.W4A4, problem.activation is Activation.GEGLU
+    rounding = ROUNDINGS[experts.arithmetic] if problem.numerics is Numerics.W4A4 else UNROUNDED
+    geglu = problem.activation is Activation.GEGLU
     first, second = tiles.gate_up, tiles.down
 
     ordered = x.new_empty((experts.scale_sides, rows, hidden), dtype=torch.bfloat16)
-    slots = torch.empty((2 * blocks * tiles.block_t + 2 * blocks + 1,), dtype=torch.int32, device=device)
+    # A multiple of 4 keeps every table aligned to 16 bytes; Triton compiles a kernel anew for another alignment.
+    length = (blocks + 3) // 4 * 4
+    slots = torch.empty((2 * blocks * tiles.block_t + 2 * length + 1,), dtype=torch.int32, device=device)
     slot_pair, slot_row, block_expert, block_size, num_blocks = slots.split(  # type: ignore[no-untyped-call]
-        (blocks * tiles.block_t, blocks * tiles.block_t, blocks, blocks, 1)
+        (blocks * tiles.block_t, blocks * tiles.block_t, length, length, 1)
     )
     between = x.new_empty((pairs, intermediate), dtype=torch.bfloat16)
     partial = x.new_empty((first.split_k, pairs, 2, intermediate), dtype=torch.float32) if first.split_k > 1 else x
@@ -116,7 +120,7 @@ def run_mlp(x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem,
         hidden=hidden,
         **which,
         counted=counted,
-        w4a4=w4a4,
+        rounding=rounding,
         sides=experts.scale_sides,
         row_is_pair=experts.scale_per_pair,
         bins=bins,
@@ -124,6 +128,7 @@ def run_mlp(x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem,
         block_t=tiles.block_t,
         block_k=first.block_k,
         width=width,
+        interpreted=INTERPRETED,
     )
     weights, shared = experts.routed, experts.appended
     shared_width = experts.num_appended * intermediate
@@ -149,7 +154,7 @@ def run_mlp(x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem,
         appended_intermediate=shared_width,
         experts=experts.num_routed,
         geglu=geglu,
-        w4a4=w4a4,
+        rounding=rounding,
         sides=experts.scale_sides,
         block_m=first.block_m,
         block_t=tiles.block_t,
@@ -173,10 +178,11 @@ def run_mlp(x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem,
             intermediate=intermediate,
             **which,
             geglu=geglu,
-            w4a4=w4a4,
+            rounding=rounding,
             down_block_k=second.block_k,
             split_k=first.split_k,
             width=width,
+            interpreted=INTERPRETED,
         )
     down[(blocks * triton.cdiv(hidden, second.block_m * second.tiles),)](
         between,
@@ -210,9 +216,7 @@ def _most_blocks(tokens: int, experts: Experts, top_k: int, block_t: int) -> int
     routed = tokens * top_k
     if routed > experts.num_routed:
         routed = experts.num_routed + (routed - experts.num_routed) // block_t
-    blocks = routed + experts.num_appended * -(-tokens // block_t)
-    # A multiple of 4 keeps every table aligned to 16 bytes; Triton compiles a kernel anew for another alignment.
-    return (blocks + 3) // 4 * 4
+    return routed + experts.num_appended * -(-tokens // block_t)
 
 
 def _width(block: int, size: int) -> int:

@@ -3,11 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import triton
 import triton.language as tl
 
-__all__ = ["round_to_nvfp4"]
+from flashinfer_compat.vocabulary import QuantizerArithmetic
 
+__all__ = ["ROUNDINGS", "UNROUNDED", "quantize", "round_to_nvfp4"]
+
+UNROUNDED, _DIVIDED, _MULTIPLIED = range(3)
+"""What kernels do to activations, their constant `rounding`: nothing, or one of `ROUNDINGS`."""
+ROUNDINGS: Mapping[QuantizerArithmetic, int] = {
+    QuantizerArithmetic.MODELOPT: _DIVIDED,
+    QuantizerArithmetic.FLASHINFER: _MULTIPLIED,
+}
+
+_MULTIPLY = tl.constexpr(_MULTIPLIED)
 _E4M3_LEAST_NORMAL = tl.constexpr(2.0**-6)
 # float32 numbers just above this are 2^-9 apart, as are subnormal E4M3 numbers.
 _E4M3_SUBNORMAL_GRID = tl.constexpr(2.0**14)
@@ -39,13 +51,41 @@ def _to_e2m1(values):
 
 
 @triton.jit
-def round_to_nvfp4(values, input_scale):
-    """Code * block scale for float32 blocks [N, 16] or [N, 16, M], blocks along axis 1; exact in bf16.
+def _reciprocal(values, interpreted: tl.constexpr):
+    if interpreted:
+        return tl.div_rn(tl.zeros_like(values) + 1.0, values)
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [values], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def quantize(values, input_scale, rounding: tl.constexpr, interpreted: tl.constexpr):
+    """E2M1 numbers and E4M3 block scales, both as float32, of float32 blocks [N, 16] or [N, 16, M] along axis 1.
+
+    `rounding` is one of `ROUNDINGS`; a block whose scale is 0 has numbers without meaning.
+    """
+    largest = tl.max(tl.abs(values), axis=1, keep_dims=True)
+    scale = tl.zeros_like(largest) + input_scale
+    if rounding == _MULTIPLY:
+        # FlashInfer is given the reciprocal of the input scale, and takes that one's.
+        inverse = tl.div_rn(tl.zeros_like(largest) + 1.0, scale)
+        sixth = _reciprocal(tl.zeros_like(largest) + 6.0, interpreted)
+        block_scale = _to_e4m3(tl.minimum(inverse * (largest * sixth), 448.0))
+        step = block_scale * _reciprocal(inverse, interpreted)
+        quotient = values * tl.broadcast_to(_reciprocal(tl.where(step != 0, step, 1.0), interpreted), values.shape)
+    else:
+        block_scale = _to_e4m3(tl.minimum(tl.div_rn(largest, 6.0 * scale), 448.0))
+        step = block_scale * scale
+        quotient = tl.div_rn(values, tl.broadcast_to(tl.where(step != 0, step, 1.0), values.shape))
+    return _to_e2m1(quotient), block_scale
+
+
+@triton.jit
+def round_to_nvfp4(values, input_scale, rounding: tl.constexpr, interpreted: tl.constexpr):
+    """Number * block scale of `quantize`, exact in bf16.
 
     `input_scale` is left out of the result: the product's epilogue multiplies by it.
     """
-    largest = tl.max(tl.abs(values), axis=1, keep_dims=True)
-    block_scale = _to_e4m3(tl.minimum(tl.div_rn(largest, tl.zeros_like(largest) + 6.0 * input_scale), 448.0))
-    step = block_scale * input_scale
-    quotient = tl.div_rn(values, tl.broadcast_to(tl.where(step != 0, step, 1.0), values.shape))
-    return tl.where(step != 0, _to_e2m1(quotient) * block_scale, 0.0)
+    numbers, block_scale = quantize(values, input_scale, rounding, interpreted)
+    return tl.where(block_scale != 0, numbers * block_scale, 0.0)

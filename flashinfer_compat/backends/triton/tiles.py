@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ["Product", "Tiles", "tiles_for"]
+__all__ = ["HOPPER_SHARED_MEMORY", "Product", "Tiles", "tiles_for"]
+
+HOPPER_SHARED_MEMORY = 232_448
+"""Bytes that one program may have there; 166,912 on SM80, 101,376 on SM86, SM89 and SM120."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +77,27 @@ _ROWS = (
 _FULL_SMALL, _FULL, _BUSY = 500, 250, 200
 """Programs that keep a large GPU's memory busy: of the first GEMM with few and with many pairs a block, where splitting
 K gives them, and of the second, where smaller tiles do."""
+_SHARED_MEMORY = 180_000
+"""With less, layers of any width take the narrow tiles for many pairs: the wide ones need up to 168,000 bytes."""
 _FEW_BLOCKS = 128
 """Below so many blocks one tile a program is better than several."""
 
 
-def tiles_for(tokens: int, top_k: int, experts: int, appended: int, hidden: int, intermediate: int) -> Tiles:
+def tiles_for(
+    tokens: int,
+    top_k: int,
+    experts: int,
+    appended: int,
+    hidden: int,
+    intermediate: int,
+    shared_memory: int = HOPPER_SHARED_MEMORY,
+) -> Tiles:
     """The tiles for one call of `experts` routed experts and `appended` ones, of one intermediate size."""
     pairs = tokens * (top_k + appended)
     density = pairs / (experts + appended)
     row = next(row for row in _ROWS if density <= row.most_pairs)
-    tiles = row.narrow if intermediate <= _NARROW else row.wide
+    is_narrow = intermediate <= _NARROW or (row is _ROWS[-1] and shared_memory < _SHARED_MEMORY)
+    tiles = row.narrow if is_narrow else row.wide
     blocks = min(tokens * top_k, experts) + appended * -(-tokens // tiles.block_t)
     return Tiles(
         tiles.block_t,

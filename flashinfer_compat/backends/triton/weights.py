@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from flashinfer_compat.backends.triton.decode import WEIGHT_UNIT
 from flashinfer_compat.errors import TensorError
-from flashinfer_compat.vocabulary import Numerics
+from flashinfer_compat.vocabulary import Numerics, QuantizerArithmetic
 from flashinfer_compat.weights.values import Nvfp4Experts
 
-__all__ = ["SIZE_MULTIPLE", "Experts", "Matrices", "experts_of"]
+__all__ = ["SIZE_MULTIPLE", "Experts", "Matrices", "contiguous", "experts_of"]
 
 SIZE_MULTIPLE = 32
 """Of the hidden and intermediate size. Steps of 16 values of K come out wrong from Triton 3.6 on mma.sync (H200)."""
@@ -55,10 +55,18 @@ class Experts:
     """Whether hidden states are rounded for each expert apart, because input scales differ."""
     scale_sides: int
     """2 where some expert's gate and up have input scales of their own."""
+    arithmetic: QuantizerArithmetic
+    """How activations are rounded, where they are."""
 
 
 def experts_of(
-    routed: Nvfp4Experts | None, shared: Nvfp4Experts | None, num_shared: int, numerics: Numerics, *, common_scale: bool
+    routed: Nvfp4Experts | None,
+    shared: Nvfp4Experts | None,
+    num_shared: int,
+    numerics: Numerics,
+    *,
+    common_scale: bool,
+    arithmetic: QuantizerArithmetic = QuantizerArithmetic.MODELOPT,
 ) -> Experts:
     """Routed experts, a shared MLP as `num_shared` experts, or both. It reads input scales, so it waits for the GPU.
 
@@ -68,6 +76,7 @@ def experts_of(
         num_shared: 0 without `shared`.
         numerics: whether activations are rounded.
         common_scale: whether hidden states are rounded once, with the largest gate and up input scale.
+        arithmetic: how activations are rounded.
 
     Raises:
         TensorError: the hidden or intermediate size is not a multiple of 32.
@@ -101,7 +110,14 @@ def experts_of(
         down_input_scale=down_input,
         scale_per_pair=differ,
         scale_sides=sides,
+        arithmetic=arithmetic,
     )
+
+
+def contiguous(experts: Nvfp4Experts) -> Nvfp4Experts:
+    """The same experts, copied only where rows do not lie one behind another; several `Experts` then share them."""
+    tensors = {one.name: getattr(experts, one.name).contiguous() for one in fields(experts)}
+    return replace(experts, **tensors)
 
 
 def _repeated(scale: torch.Tensor, count: int | None) -> torch.Tensor:

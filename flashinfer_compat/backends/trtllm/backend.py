@@ -10,15 +10,17 @@ import torch
 from torch.nn import functional
 
 from flashinfer_compat.backends.base import PreparedLayer
+from flashinfer_compat.backends.side_stream import SideStream, side_stream_for
 from flashinfer_compat.backends.trtllm.dense import SharedMlp, prepare_shared
 from flashinfer_compat.backends.trtllm.given import check_given
 from flashinfer_compat.backends.trtllm.moe import FusedCall, prepare_call
 from flashinfer_compat.backends.trtllm.weights import TrtllmExperts, prepare_experts
-from flashinfer_compat.errors import BackendUnavailableError, TensorError
+from flashinfer_compat.errors import ArgumentError, BackendUnavailableError, TensorError
 from flashinfer_compat.inputs import HiddenStates, QuantizedInput, Routing
 from flashinfer_compat.options import CallOptions, LayerOptions
 from flashinfer_compat.outputs import UnfinalizedOutput
 from flashinfer_compat.planning.decision import Plan
+from flashinfer_compat.vocabulary import QuantizerArithmetic
 from flashinfer_compat.weights.values import MoELayerWeights
 
 __all__ = ["TrtllmState", "prepare", "run", "run_unfinalized"]
@@ -34,33 +36,35 @@ class TrtllmState:
     shared: SharedMlp | None
     shared_gate: torch.Tensor | None
     """bfloat16 [1, H]."""
-    side_stream: torch.cuda.Stream | None
-    side_stream_tokens: int
+    side_stream: SideStream | None
     input_scale: torch.Tensor
 
 
 def prepare(weights: MoELayerWeights | TrtllmExperts, plan: Plan, options: LayerOptions) -> TrtllmState:
-    """Bring the weights into the kernels' layout and find the installed functions; this imports flashinfer."""
+    """Bring the weights into the kernels' layout and find the installed functions; this imports flashinfer.
+
+    Raises:
+        ArgumentError: ModelOpt's arithmetic was asked for, which the kernels do not have.
+        BackendUnavailableError: see `prepare_call` and `prepare_shared`.
+    """
+    if options.quantizer is QuantizerArithmetic.MODELOPT:
+        expected = "flashinfer or None on the trtllm backend, whose kernels have no other arithmetic"
+        raise ArgumentError("options.quantizer", expected, options.quantizer.value)
     if plan.call is None:
         raise BackendUnavailableError("the plan names no FlashInfer kernel to prepare for.")
     if isinstance(weights, TrtllmExperts):
         check_given(weights, plan, plan.call)
-        return TrtllmState(prepare_call(plan, plan.call, weights, options), None, None, None, 0, weights.input_scale)
+        return TrtllmState(prepare_call(plan, plan.call, weights, options), None, None, None, weights.input_scale)
     shared = None
     if weights.shared is not None and weights.adds_shared and not plan.strategy.is_fused:
         shared = prepare_shared(weights.shared, plan)
-    device = weights.routed.down_weight.device
-    side_stream = None
-    if shared is not None and device.type == "cuda" and options.side_stream_tokens > 0:
-        side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     experts = prepare_experts(weights, plan.call)
     gate = weights.shared_gate
     return TrtllmState(
         prepare_call(plan, plan.call, experts, options),
         shared,
         None if gate is None else gate.to(torch.bfloat16),
-        side_stream,
-        options.side_stream_tokens,
+        None if shared is None else side_stream_for(weights.routed.down_weight.device, options.side_stream_tokens),
         experts.input_scale,
     )
 
@@ -104,18 +108,10 @@ def _both(
         return routed(hidden_states), None
     values = hidden_states.hidden_states if isinstance(hidden_states, QuantizedInput) else hidden_states
     assert values is not None
-    stream = state.side_stream
-    if stream is None or values.shape[0] > state.side_stream_tokens:
+    side_stream = state.side_stream
+    if side_stream is None or values.shape[0] > side_stream.most_tokens:
         return routed(hidden_states), _shared(state, values)
-    # Fork and join by events, which a CUDA graph can capture.
-    current = torch.cuda.current_stream(values.device)
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        shared = _shared(state, values)
-    result = routed(hidden_states)
-    current.wait_stream(stream)
-    shared.record_stream(current)
-    return result, shared
+    return side_stream.beside(lambda: routed(hidden_states), lambda: _shared(state, values))
 
 
 def _shared(state: TrtllmState, values: torch.Tensor) -> torch.Tensor:

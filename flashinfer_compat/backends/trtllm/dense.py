@@ -9,25 +9,17 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from flashinfer_compat.backends.activation import ACTIVATIONS, GatedActivation
 from flashinfer_compat.backends.trtllm.kernels import Optional, find
 from flashinfer_compat.backends.trtllm.weights import DenseNvfp4Linear, DenseNvfp4Mlp, prepare_dense
 from flashinfer_compat.errors import BackendUnavailableError
 from flashinfer_compat.planning.decision import Plan
-from flashinfer_compat.vocabulary import Activation
 from flashinfer_compat.weights.values import DenseExperts, Nvfp4Experts
 
 __all__ = ["SharedMlp", "prepare_shared"]
 
 SharedMlp = Callable[[torch.Tensor], torch.Tensor]
 """bfloat16 [T, H] to bfloat16 [T, H]."""
-
-_Activation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-_ACTIVATIONS: dict[Activation, _Activation] = {
-    Activation.SWIGLU: lambda gate, up: (functional.silu(gate.float()) * up.float()).to(gate.dtype),
-    Activation.GEGLU: lambda gate, up: (functional.gelu(gate.float()) * up.float()).to(gate.dtype),
-}
-"""In float32 with one rounding, like FlashInfer's own."""
 
 
 def prepare_shared(shared: Nvfp4Experts | DenseExperts, plan: Plan) -> SharedMlp:
@@ -36,7 +28,7 @@ def prepare_shared(shared: Nvfp4Experts | DenseExperts, plan: Plan) -> SharedMlp
     Raises:
         BackendUnavailableError: FlashInfer cannot be imported or lacks the functions.
     """
-    activation = _ACTIVATIONS[plan.problem.activation]
+    activation = ACTIVATIONS[plan.problem.activation]
     if isinstance(shared, DenseExperts):
         # torch's linear wants [gate; up] as one matrix.
         return _Bf16Mlp(shared.gate_up_weight[0].flatten(0, 1), shared.down_weight[0], activation)
@@ -65,11 +57,11 @@ def prepare_shared(shared: Nvfp4Experts | DenseExperts, plan: Plan) -> SharedMlp
 class _Bf16Mlp:
     gate_up_weight: torch.Tensor
     down_weight: torch.Tensor
-    activation: _Activation
+    activation: GatedActivation
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         gate, up = functional.linear(hidden_states, self.gate_up_weight).chunk(2, dim=-1)
-        return functional.linear(self.activation(gate, up), self.down_weight)
+        return functional.linear(self.activation(gate, up).to(gate.dtype), self.down_weight)
 
 
 @dataclass(frozen=True)
@@ -79,14 +71,14 @@ class _Nvfp4Mlp:
     quantize_arguments: dict[str, Any]
     gemm: Callable[..., Any]
     gemm_arguments: dict[str, Any]
-    activation: _Activation
+    activation: GatedActivation
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if self.weights.fused_gate_up:
             gate, up = self._linear(hidden_states, self.weights.gate_up[0]).chunk(2, dim=-1)
         else:
             gate, up = (self._linear(hidden_states, layer) for layer in self.weights.gate_up)
-        return self._linear(self.activation(gate, up), self.weights.down)
+        return self._linear(self.activation(gate, up).to(gate.dtype), self.weights.down)
 
     def _linear(self, values: torch.Tensor, layer: DenseNvfp4Linear) -> torch.Tensor:
         codes, scale = self.quantize(input=values, global_scale=layer.quantize_scale, **self.quantize_arguments)

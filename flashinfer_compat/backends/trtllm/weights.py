@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -40,6 +40,9 @@ class TrtllmExperts:
 
     H is the hidden_size and I the call's intermediate_size. Rows of gemm1 are [up; gate] before the shuffle. All
     tensors are contiguous.
+
+    Raises:
+        ArgumentError: a value is not of its field's type. Shapes and dtypes are checked against a plan, by `prepare`.
     """
 
     gemm1_weights: torch.Tensor
@@ -72,6 +75,15 @@ class TrtllmExperts:
     """float32 [R, H]: divided by output2_scale_scalar, rows in the order of gemm2_weights."""
     gate_up_alike: bool = True
     """Whether gate and up of each expert have one global scale, as a LoRA delta needs it."""
+
+    def __post_init__(self) -> None:
+        kinds = {"local_expert_offset": int, "gate_up_alike": bool}
+        for one in fields(self):
+            value, kind = getattr(self, one.name), kinds.get(one.name, torch.Tensor)
+            optional = one.default is None
+            if not isinstance(value, kind) and not (optional and value is None):
+                expected = f"{kind.__name__} or None" if optional else kind.__name__
+                raise ArgumentError(f"TrtllmExperts.{one.name}", f"of type {expected}", type(value).__name__)
 
     @property
     def quantize_scale(self) -> torch.Tensor:

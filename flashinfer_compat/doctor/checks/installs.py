@@ -10,7 +10,7 @@ from flashinfer_compat.doctor.check import Checks, Found
 from flashinfer_compat.doctor.facts import Facts
 from flashinfer_compat.doctor.finding import Group, Severity
 from flashinfer_compat.doctor.repairs import install_version, newest_release
-from flashinfer_compat.environment import Distribution, RecordState
+from flashinfer_compat.environment import Distribution, ImportablePackage, RecordState
 from flashinfer_compat.environment.packages import PACKAGES
 
 __all__ = ["CHECKS"]
@@ -22,13 +22,17 @@ CHECKS = Checks(Group.INSTALL)
 def _flashinfer_missing(facts: Facts) -> Iterator[Found]:
     target = facts.report.target
     # Where the metadata is there and the package is gone, package-missing says more.
-    gone = facts.package is None and facts.environment.copies("flashinfer-python")
-    if target.flashinfer is None and not gone:
+    package = facts.package
+    gone = package is None and facts.environment.copies("flashinfer-python")
+    # Where something else is in its place, package-shadowed does.
+    shadowed = package is not None and package.shadowed and package.owner is None
+    if target.flashinfer is None and not gone and not shadowed:
         on_gpu = target.architecture is not None
         yield Found(
             Severity.WARNING if on_gpu else Severity.NOTE,
             target.flashinfer_problem,
             f"pip install flashinfer-python=={newest_release()}" if on_gpu else "",
+            f"Rename {package.origin or package.location}, or take its folder off the path." if package else "",
         )
 
 
@@ -41,8 +45,7 @@ def _package_missing(facts: Facts) -> Iterator[Found]:
         if copy is not None and facts.environment.package(package) is None:
             yield Found(
                 Severity.ERROR if package in ("flashinfer", "torch") else Severity.WARNING,
-                f"{copy.name} {copy.version or 'of unknown version'} has metadata in {copy.location}, but no package "
-                f"{package} can be imported.",
+                f"{copy.title} has metadata in {copy.location}, but no package {package} can be imported.",
                 install_version(copy.name, copy.version, "--force-reinstall", "--no-deps"),
                 subject=copy.name,
             )
@@ -71,29 +74,33 @@ def _package_shadowed(facts: Facts) -> Iterator[Found]:
         copies = [one for name in names for one in facts.environment.copies(name)]
         if not package.shadowed or not copies:
             continue
-        copy, loaded = copies[0], _beside(package.location, copies)
+        copy, loaded = copies[0], _beside(package, copies)
         if loaded is not None and loaded is not copy:
             yield Found(
                 Severity.WARNING,
-                f"The metadata of {copy.name} {copy.version} in {copy.location} describes no package there: import "
-                f"{package.name} loads {package.location}, which {loaded.name} {loaded.version} installed.",
-                advice=f"Remove that metadata: the .dist-info folder of {copy.name} {copy.version} in {copy.location}.",
+                f"The metadata of {copy.title} in {copy.location} describes no package there: import "
+                f"{package.name} loads {package.location}, which {loaded.title} installed.",
+                advice=f"Remove that metadata: the .dist-info folder of {copy.title} in {copy.location}.",
                 subject=package.name,
             )
         # Without a record nobody knows which files an install put there.
         elif copy.files.state is not RecordState.NO_RECORD:
+            what, holder = ("file", "folder") if package.is_module else ("folder", "parent")
             yield Found(
                 Severity.ERROR,
-                f"import {package.name} loads {package.location}, which is not what the installed distribution "
-                f"{copy.name} put there.",
-                advice="Remove or rename that folder, or take its parent off PYTHONPATH.",
+                f"import {package.name} loads {package.origin if package.is_module else package.location}, which is "
+                f"not what the installed distribution {copy.name} put there.",
+                advice=f"Remove or rename that {what}, or take its {holder} off PYTHONPATH.",
                 subject=package.name,
             )
 
 
-def _beside(location: str | None, copies: Sequence[Distribution]) -> Distribution | None:
+def _beside(package: ImportablePackage, copies: Sequence[Distribution]) -> Distribution | None:
     """The copy whose metadata lies beside the package."""
-    return next((one for one in copies if location is not None and one.location == str(Path(location).parent)), None)
+    if package.location is None:
+        return None
+    folder = package.location if package.is_module else str(Path(package.location).parent)
+    return next((one for one in copies if one.location == folder), None)
 
 
 @CHECKS.add("installed-twice", "Which copy runs depends on the search path, and pip repairs only one of them.")
@@ -103,7 +110,7 @@ def _installed_twice(facts: Facts) -> Iterator[Found]:
         copies = facts.environment.copies(name)
         if len(copies) < 2 or _is_stale(facts, name, copies):
             continue
-        places = ", ".join(f"{copy.version} in {copy.location}" for copy in copies)
+        places = ", ".join(f"{copy.version or 'an unknown version'} in {copy.location}" for copy in copies)
         keep = (facts.public_version if name == "flashinfer-python" else None) or copies[0].version
         # pip removes the first copy it sees; the second call removes the next one.
         uninstall = " && ".join([f"pip uninstall -y {name}"] * len(copies))
@@ -119,7 +126,7 @@ def _is_stale(facts: Facts, name: str, copies: Sequence[Distribution]) -> bool:
     """Whether the first copy is metadata alone, which package-shadowed tells of."""
     for package in facts.environment.packages.value or ():
         if name in PACKAGES[package.name] and package.shadowed:
-            loaded = _beside(package.location, copies)
+            loaded = _beside(package, copies)
             return loaded is not None and loaded is not copies[0]
     return False
 
@@ -132,7 +139,7 @@ def _files_changed(facts: Facts) -> Iterator[Found]:
             wrong = (*one.files.missing, *one.files.changed)
             yield Found(
                 Severity.ERROR,
-                f"{_count(len(wrong), 'file')} of {one.name} {one.version} {'is' if len(wrong) == 1 else 'are'} "
+                f"{_count(len(wrong), 'file')} of {one.title} {'is' if len(wrong) == 1 else 'are'} "
                 f"missing or changed: {wrong[0]}{' among them' if len(wrong) > 1 else ''}.",
                 install_version(one.name, one.version, "--force-reinstall", "--no-deps"),
                 subject=one.name,
@@ -145,7 +152,7 @@ def _record_missing(facts: Facts) -> Iterator[Found]:
         if one.files.state is RecordState.NO_RECORD and not one.editable and one.metadata_path.endswith(".dist-info"):
             yield Found(
                 Severity.NOTE,
-                f"{one.metadata_path} has no RECORD of the files that {one.name} {one.version} installed.",
+                f"{one.metadata_path} has no RECORD of the files that {one.title} installed.",
                 install_version(one.name, one.version, "--ignore-installed", "--no-deps"),
                 subject=one.name,
             )
@@ -169,7 +176,7 @@ def _editable(facts: Facts) -> Iterator[Found]:
     copy = facts.first_copy("flashinfer-python")
     if copy is not None and copy.editable:
         where = copy.source or "a project folder"
-        yield Found(Severity.NOTE, f"flashinfer-python {copy.version} is an editable install of {where}.")
+        yield Found(Severity.NOTE, f"{copy.title} is an editable install of {where}.")
 
 
 @CHECKS.add("facts-missing", "Checks that need these facts could not run.")

@@ -28,6 +28,11 @@ _FIRST_CUDA = {
 }
 """The first CUDA whose compiler makes code that each GPU runs; sm103 and sm107 run code for sm100, sm121 for sm120."""
 
+_LEAST = "2.6"
+"""The first torch that this package requires (setup.cfg)."""
+_TRIED = "2.13"
+"""The newest torch that its tests have run with (scripts/test.sh)."""
+
 
 @CHECKS.add("torch-missing", "Nothing can be computed without torch.")
 def _torch_missing(facts: Facts) -> Iterator[Found]:
@@ -45,6 +50,27 @@ def _torch_unreadable(facts: Facts) -> Iterator[Found]:
             f"torch is there, but {environment.torch.reason}.",
             install_torch(facts) or "pip install --force-reinstall torch",
         )
+
+
+@CHECKS.add("torch-too-old", "It lacks types and functions that fp4_moe computes with.")
+def _torch_too_old(facts: Facts) -> Iterator[Found]:
+    torch, version = _torch(facts)
+    if version is not None and version.release < Version(_LEAST).release:
+        repair = install_torch(facts) or f"pip install 'torch>={_LEAST}'"
+        yield Found(Severity.ERROR, f"torch {torch} is installed; flashinfer-compat needs {_LEAST} or newer.", repair)
+
+
+@CHECKS.add("torch-untried", "What a release of torch changes shows only when it is used.")
+def _torch_untried(facts: Facts) -> Iterator[Found]:
+    torch, version = _torch(facts)
+    if version is not None and version.release[:2] > Version(_TRIED).release:
+        yield Found(Severity.NOTE, f"torch {torch} is newer than {_TRIED}, the newest that was tried.")
+
+
+def _torch(facts: Facts) -> tuple[str, Version | None]:
+    """The version as it is told, and to compare with."""
+    torch = facts.environment.torch.value
+    return (torch.version, parse_version(torch.version)) if torch is not None else ("", None)
 
 
 @CHECKS.add("torch-without-cuda", "The GPU lies idle: torch and FlashInfer's kernels cannot use it.")

@@ -55,7 +55,9 @@ def _version_unknown(facts: Facts) -> Iterator[Found]:
 @CHECKS.add("release-unknown", "Fused strategies are refused, because the rules of this FlashInfer are not known.")
 def _release_unknown(facts: Facts) -> Iterator[Found]:
     flashinfer = facts.flashinfer
-    if flashinfer is not None and flashinfer.behaviour is None and not flashinfer.symbols.problems:
+    # What is in the way of an install, package-shadowed tells of; which release it is, nobody need know.
+    shadowed = facts.package is not None and facts.package.shadowed and facts.package.owner is None
+    if flashinfer is not None and flashinfer.behaviour is None and not flashinfer.symbols.problems and not shadowed:
         yield Found(
             Severity.WARNING,
             f"{flashinfer.behaviour_source[0].upper()}{flashinfer.behaviour_source[1:]}.",
@@ -160,21 +162,31 @@ _IMPORTED_FIRST = "apache-tvm-ffi"
 @CHECKS.add("requirement-unmet", "FlashInfer was built for the versions that it requires.")
 def _requirement_unmet(facts: Facts) -> Iterator[Found]:
     copy = facts.first_copy("flashinfer-python")
-    for requirement in _requirements(copy.requires if copy else ()):
+    if copy is None or facts.flashinfer is None:
+        return
+    unmet: dict[str, tuple[str, str]] = {}
+    for requirement in _requirements(copy.requires):
         name = requirement.name.lower().replace("_", "-")
-        if name == "torch" or not is_relevant(name) or facts.flashinfer is None or copy is None:
+        if name == "torch" or not is_relevant(name):
             continue
         installed = facts.first_copy(name)
         version = _version(installed.version if installed else None)
         if installed is not None and (version is None or requirement.specifier.contains(version, prereleases=True)):
             continue
-        found = f"{name} {installed.version} is installed" if installed else f"{name} is not installed"
-        yield Found(
-            Severity.ERROR if name == _IMPORTED_FIRST else Severity.WARNING,
-            f"flashinfer-python {copy.version} requires {name}{requirement.specifier}; {found}.",
-            f"pip install '{name}{requirement.specifier}'",
-            subject=name,
-        )
+        unmet[name] = f"{name}{requirement.specifier}", f"{installed.version} is" if installed else "not"
+    # One cause, such as an install with --no-deps, usually leaves out several: one finding for all of a severity.
+    for severity, names in (
+        (Severity.ERROR, [name for name in unmet if name == _IMPORTED_FIRST]),
+        (Severity.WARNING, [name for name in unmet if name != _IMPORTED_FIRST]),
+    ):
+        if names:
+            told = ", ".join(f"{unmet[name][0]} ({unmet[name][1]} installed)" for name in names)
+            yield Found(
+                severity,
+                f"{copy.title} requires {told}.",
+                " ".join(["pip install", *(f"'{unmet[name][0]}'" for name in names)]),
+                subject=" ".join(names),
+            )
 
 
 @CHECKS.add("cutlass-dsl-half-upgraded", "CuTe-DSL kernels fail to import or to compile, and features disappear.")

@@ -1,0 +1,207 @@
+"""From how many tokens on split was measured to be faster than fused: frozen rows that planning reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from flashinfer_compat.errors import ArgumentError, FlashInferCompatError
+from flashinfer_compat.problem import Problem
+from flashinfer_compat.vocabulary import ActivationScaling, Backend, Numerics, Strategy, parse
+
+__all__ = ["SCHEMA_VERSION", "Origin", "Policy", "PolicyError", "PolicyRow", "Times"]
+
+SCHEMA_VERSION = 1
+"""Raised when a field changes its meaning or goes; schemas/policy-1.json describes this one."""
+
+
+class PolicyError(FlashInferCompatError):
+    """A policy file is missing, cannot be read, or was measured elsewhere."""
+
+    def __init__(self, subject: str, expected: str, actual: str, way_out: str = "") -> None:
+        self.subject = subject
+        self.expected = expected
+        self.actual = actual
+        self.way_out = way_out
+        super().__init__(f"{subject}: expected {expected}, got {actual}." + (f" {way_out}" if way_out else ""))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """When, where and with what something was measured."""
+
+    gpu: str | None
+    """Its name; None: on a CPU."""
+    architecture: str | None
+    """Such as sm90; None: on a CPU."""
+    driver: str | None
+    releases: tuple[tuple[str, str], ...]
+    """Name and version of the libraries that compute."""
+    date: str
+    """Such as 2026-11-30, UTC."""
+
+    def __str__(self) -> str:
+        return f"{self.gpu or 'a CPU'}, {self.date}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The origin as plain JSON values."""
+        return {**asdict(self), "releases": dict(self.releases)}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Origin:
+        """What `to_dict` gave; errors are those of `Policy.from_dict`."""
+        known = {field.name: values[field.name] for field in fields(Origin)}
+        for name in ("gpu", "architecture", "driver", "date"):
+            if not isinstance(known[name], str) and (known[name] is not None or name == "date"):
+                raise ArgumentError(f"measured.{name}", "a string", repr(known[name]))
+        known["releases"] = tuple((str(name), str(version)) for name, version in dict(known["releases"]).items())
+        return Origin(**known)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Both ways at one number of tokens: medians of one call."""
+
+    tokens: int
+    fused: float
+    """Microseconds."""
+    split: float
+    """Microseconds."""
+
+    def __post_init__(self) -> None:
+        _require_count("tokens", self.tokens, 1)
+        for name in ("fused", "split"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+                raise ArgumentError(name, "a positive number of microseconds", repr(value))
+
+
+@dataclass(frozen=True)
+class PolicyRow:
+    """What was measured of one layer on one backend.
+
+    Raises:
+        ArgumentError: a size is no positive integer, times are not in the order of tokens, or `split_from_tokens` is
+            not one of them.
+    """
+
+    backend: Backend
+    numerics: Numerics
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    top_k: int
+    num_shared_experts: int
+    fused: Strategy
+    """The fused strategy that split was compared with."""
+    split_from_tokens: int | None
+    """The smallest measured number of tokens at which split is faster, and slower at no larger one; None: at none."""
+    times: tuple[Times, ...]
+    """In the order of tokens."""
+    origin: Origin
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            _require_count(name, getattr(self, name), 1)
+        if not self.fused.is_fused:
+            raise ArgumentError("fused", "native or expanded", repr(self.fused.value))
+        tokens = [one.tokens for one in self.times]
+        if not tokens or tokens != sorted(set(tokens)):
+            raise ArgumentError("times", "times by ascending tokens", str(tokens))
+        if self.split_from_tokens is not None:
+            _require_count("split_from_tokens", self.split_from_tokens, 1)
+        if self.split_from_tokens not in (None, *tokens):
+            raise ArgumentError("split_from_tokens", f"None or one of {tokens}", repr(self.split_from_tokens))
+
+    @property
+    def split_always(self) -> bool:
+        """Whether split is preferred at every measured number of tokens."""
+        return self.split_from_tokens == self.times[0].tokens
+
+    @property
+    def at_switch(self) -> Times | None:
+        """The times at `split_from_tokens`."""
+        return next((one for one in self.times if one.tokens == self.split_from_tokens), None)
+
+    @property
+    def subject(self) -> tuple[object, ...]:
+        """What it speaks of: equal for two measurements of the same."""
+        return (self.backend, self.numerics, self.fused, *(getattr(self, name) for name in _SIZES))
+
+    def speaks_of(self, problem: Problem, strategy: Strategy, backend: Backend, architecture: str | None) -> bool:
+        """Whether it was measured of just this: sizes are matched exactly, nothing is interpolated."""
+        return (
+            (self.backend, self.fused, self.numerics) == (backend, strategy, problem.numerics)
+            and all(getattr(self, name) == getattr(problem, name) for name in _SIZES)
+            and problem.activation_scaling is ActivationScaling.CHECKPOINT
+            and self.origin.architecture == architecture
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain JSON values."""
+        return {
+            "backend": self.backend.value,
+            "numerics": self.numerics.value,
+            **{name: getattr(self, name) for name in _SIZES},
+            "fused": self.fused.value,
+            "split_from_tokens": self.split_from_tokens,
+            "times": [asdict(one) for one in self.times],
+            "measured": self.origin.to_dict(),
+        }
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> PolicyRow:
+        """What `to_dict` gave; errors are those of `Policy.from_dict`."""
+        return PolicyRow(
+            parse(Backend, values["backend"], "backend"),
+            parse(Numerics, values["numerics"], "numerics"),
+            **{name: values[name] for name in _SIZES},
+            fused=parse(Strategy, values["fused"], "fused"),
+            split_from_tokens=values["split_from_tokens"],
+            times=tuple(Times(one["tokens"], one["fused"], one["split"]) for one in values["times"]),
+            origin=Origin.from_dict(values["measured"]),
+        )
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The content of a policy file."""
+
+    facts: Mapping[str, Any]
+    """What the times may depend on, as `verified.facts` gives it."""
+    rows: tuple[PolicyRow, ...]
+
+    def with_rows(self, rows: tuple[PolicyRow, ...]) -> Policy:
+        """These rows, and of its own those that they do not speak of."""
+        new = {one.subject for one in rows}
+        return Policy(self.facts, (*(one for one in self.rows if one.subject not in new), *rows))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The policy as plain JSON values, as schemas/policy-1.json describes them."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "facts": dict(self.facts),
+            "rows": [one.to_dict() for one in self.rows],
+        }
+
+    @staticmethod
+    def from_dict(values: Any) -> Policy:
+        """What `to_dict` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is not; ArgumentError is a ValueError.
+        """
+        if not isinstance(values, dict):
+            raise ArgumentError("policy", "a JSON object", type(values).__name__)
+        if values["schema_version"] != SCHEMA_VERSION:
+            raise ArgumentError("schema_version", str(SCHEMA_VERSION), repr(values["schema_version"]))
+        return Policy(dict(values["facts"]), tuple(PolicyRow.from_dict(one) for one in values["rows"]))
+
+
+_SIZES = ("hidden_size", "intermediate_size", "num_experts", "top_k", "num_shared_experts")
+
+
+def _require_count(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ArgumentError(name, f"an integer of at least {least}", repr(value))
