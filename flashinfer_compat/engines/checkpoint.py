@@ -14,7 +14,7 @@ from flashinfer_compat.weights.config import read_checkpoint_config
 from flashinfer_compat.weights.tensors import CheckpointTensors, open_tensors
 from flashinfer_compat.weights.values import LayerConfig
 
-__all__ = ["CheckpointLayers", "read_layers"]
+__all__ = ["CheckpointLayers", "read_layers", "read_model"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,25 @@ def read_layers(folder: str | os.PathLike[str]) -> CheckpointLayers:
             expected = f"{formats[first].value} shared experts, as layer {first} has"
             raise CheckpointError(f"{directory}: layer {layer}", expected, found.value)
     return CheckpointLayers(config.layer, formats[first])
+
+
+def read_model(model: str, revision: str | None = None) -> CheckpointLayers:
+    """Like `read_layers`, of a folder or of a model in the local Hugging Face cache. Nothing is downloaded.
+
+    Args:
+        model: a folder, or a model's name.
+        revision: of the named model.
+    """
+    if Path(model).is_dir():
+        return read_layers(model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return read_layers(snapshot_download(model, revision=revision, local_files_only=True))
+    except (OSError, ValueError) as error:
+        expected = "a folder, or a model that is in the local cache already"
+        way_out = "Download the checkpoint before the server starts, so that its shared experts can be looked at."
+        raise CheckpointError(f"model {model}", expected, "neither", way_out) from error
 
 
 def _format_of(tensors: CheckpointTensors, layer: int, config: LayerConfig) -> SharedExpertFormat:

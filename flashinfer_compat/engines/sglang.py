@@ -9,26 +9,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from flashinfer_compat import machine
 from flashinfer_compat.engines.agreement import facts_of, require_same
-from flashinfer_compat.engines.checkpoint import CheckpointLayers, read_layers
-from flashinfer_compat.engines.sglang_gate import (
-    QUANTIZATION,
-    Decision,
-    Outcome,
-    Server,
-    decide,
-    is_asked_about,
-    left_alone,
-)
-from flashinfer_compat.errors import CheckpointError, StrategyUnavailableError
+from flashinfer_compat.engines.checkpoint import read_model
+from flashinfer_compat.engines.gate import Decision, Outcome
+from flashinfer_compat.engines.sglang_gate import QUANTIZATION, Server, decide, is_asked_about, left_alone
+from flashinfer_compat.engines.switch import is_on
+from flashinfer_compat.errors import StrategyUnavailableError
 
 __all__ = ["SWITCH", "around_layout", "around_runner_gate", "register"]
 
@@ -40,13 +32,12 @@ LAYOUT = "sglang.srt.layers.moe.utils.resolve_shared_experts_config"
 _Read = Callable[[str, Any], Any]
 """A server argument by name; the second argument is for one that is not there."""
 
-_ON = ("1", "true", "yes", "on")
 _logger = logging.getLogger(__name__)
 
 
 def register() -> None:
     """What SGLang calls in each of its processes: register the two hooks, or do nothing where it is not switched on."""
-    if os.environ.get(SWITCH, "").strip().lower() not in _ON:
+    if not is_on(SWITCH):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -113,7 +104,7 @@ def _require_agreement(server: Server, read: _Read, fused: int) -> None:
 
 
 def _decision(server: Server, read: _Read) -> Decision:
-    return decide(server, machine.this_machine(), lambda: _layers(read("model_path", ""), read("revision", None)))
+    return decide(server, machine.this_machine(), lambda: read_model(read("model_path", ""), read("revision", None)))
 
 
 def _server(read: _Read) -> Server:
@@ -125,19 +116,6 @@ def _server(read: _Read) -> Server:
     )
     names = {one.name for one in fields(Server)} - {"sglang", "per_token_activation"}
     return replace(unset, **{name: read(name, getattr(unset, name)) for name in names})
-
-
-def _layers(model_path: str, revision: str | None) -> CheckpointLayers:
-    if Path(model_path).is_dir():
-        return read_layers(model_path)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return read_layers(snapshot_download(model_path, revision=revision, local_files_only=True))
-    except (OSError, ValueError) as error:
-        expected = "a folder, or a model that is in the local cache already"
-        way_out = "Download the checkpoint before the server starts, so that its shared experts can be looked at."
-        raise CheckpointError(f"model_path {model_path}", expected, "neither", way_out) from error
 
 
 def _world() -> Any:

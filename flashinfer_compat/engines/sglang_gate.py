@@ -6,13 +6,11 @@ this package's strategy expanded, which needs no FlashInfer keyword.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from packaging.version import Version
-
 from flashinfer_compat.engines.checkpoint import CheckpointLayers
+from flashinfer_compat.engines.gate import Decision, Outcome, old_flashinfer, refusal, told
 from flashinfer_compat.errors import FlashInferCompatError, StrategyUnavailableError
 from flashinfer_compat.features.target import Target
 from flashinfer_compat.planning.decision import Plan
@@ -26,14 +24,12 @@ from flashinfer_compat.vocabulary import (
     Strategy,
 )
 
-__all__ = ["QUANTIZATION", "RUNNERS", "Decision", "Outcome", "Server", "decide", "is_asked_about", "left_alone"]
+__all__ = ["QUANTIZATION", "RUNNERS", "Server", "decide", "is_asked_about", "left_alone"]
 
 RUNNERS = ("flashinfer_trtllm", "flashinfer_trtllm_routed")
 QUANTIZATION = "modelopt_fp4"
 KNOWN_SGLANG = ("0.5.23",)
 """Releases whose way from the router to FlashInfer's call was read and tested."""
-LAST_WITHOUT = Version("0.6.15.post1")
-"""With this FlashInfer and older ones nothing is changed."""
 
 
 @dataclass(frozen=True)
@@ -53,28 +49,6 @@ class Server:
     ep_num_redundant_experts: int = 0
     per_token_activation: bool = False
     """SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION."""
-
-
-class Outcome(enum.Enum):
-    """What becomes of SGLang's own answer."""
-
-    UNTOUCHED = "left as it is"
-    """Not a question of this plugin: another runner, quantization or FlashInfer, or the user's own word."""
-    KEPT_OFF = "kept off"
-    """It was asked for, but does not work here."""
-    LIFTED = "on"
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The outcome, why, and how the layers will run where shared experts are fused."""
-
-    outcome: Outcome
-    why: str
-    plan: Plan | None = None
-
-    def __str__(self) -> str:
-        return f"fusion of shared experts {self.outcome.value}: {self.why}"
 
 
 def decide(server: Server, target: Target, layers: Callable[[], CheckpointLayers]) -> Decision:
@@ -97,9 +71,9 @@ def decide(server: Server, target: Target, layers: Callable[[], CheckpointLayers
             if not refused:
                 chosen = _planned(server, target, found, enforced)
                 asked = "--enforce-shared-experts-fusion; " if enforced else ""
-                return Decision(Outcome.LIFTED, f"{asked}{_told(chosen, target)}", chosen)
+                return Decision(Outcome.LIFTED, f"{asked}{told(chosen, target)}", chosen)
         except StrategyUnavailableError as error:
-            refused = "; ".join(dict.fromkeys(one["message"] for one in error.rejected)) or str(error)
+            refused = refusal(error)
         except FlashInferCompatError as error:
             refused = str(error)
     flag = "--enforce-shared-experts-fusion cannot be met: " if enforced else ""
@@ -120,10 +94,7 @@ def left_alone(server: Server, target: Target) -> str:
         return f"the quantization is {server.quantization or 'not set'}, not {QUANTIZATION}"
     if server.disable_shared_experts_fusion:
         return "it is disabled already (--disable-shared-experts-fusion)"
-    found = target.flashinfer
-    if found is not None and found.behaviour is not None and found.behaviour <= LAST_WITHOUT:
-        return f"FlashInfer {found.version} is not newer than {LAST_WITHOUT}"
-    return ""
+    return old_flashinfer(target)
 
 
 def _refused(server: Server, enforced: bool) -> str:
@@ -159,12 +130,3 @@ def _planned(server: Server, target: Target, layers: CheckpointLayers, enforced:
     # Who insists gets it against a self-check's verdict too, but never against a rule.
     least = Evidence.REFUTED if enforced else None
     return plan(problem, target, strategy=Strategy.EXPANDED, backend=Backend.TRTLLM, require=least)
-
-
-def _told(chosen: Plan, target: Target) -> str:
-    assert chosen.call is not None
-    assert target.flashinfer is not None
-    return (
-        f"{chosen.strategy.value} is {chosen.status.value} with FlashInfer {target.flashinfer.version} on "
-        f"{target.architecture} (one routed call, {chosen.call.num_experts} experts, top-{chosen.call.top_k})"
-    )

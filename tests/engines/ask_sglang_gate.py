@@ -10,7 +10,8 @@ import json
 import sys
 from types import SimpleNamespace
 
-from sglang_process import Lines, make_torchvision_importable, tell
+from engine_process import Lines, tell
+from sglang_process import make_torchvision_importable
 
 make_torchvision_importable()
 

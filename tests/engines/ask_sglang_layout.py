@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import sys
 
-from sglang_process import make_torchvision_importable, tell
+from engine_process import tell
+from sglang_process import make_torchvision_importable
 
 make_torchvision_importable()
 

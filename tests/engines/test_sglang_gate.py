@@ -11,7 +11,8 @@ import pytest
 
 import flashinfer_compat as fc
 from flashinfer_compat.engines.checkpoint import CheckpointLayers, read_layers
-from flashinfer_compat.engines.sglang_gate import Outcome, Server, decide
+from flashinfer_compat.engines.gate import Outcome
+from flashinfer_compat.engines.sglang_gate import Server, decide
 
 pytest.importorskip("torch")
 
