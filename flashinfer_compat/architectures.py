@@ -24,6 +24,9 @@ ARCHITECTURES: tuple[str, ...] = (
 )
 """Those that FlashInfer's releases name."""
 
+_RENAMED = {"sm101": "sm110"}
+"""CUDA 13.0 gave Thor another name."""
+
 _FORMS = re.compile(r"(?:sm_?)?(\d{2,3})[af]?|(\d{1,2})\.(\d)[af]?")
 
 
@@ -33,8 +36,8 @@ def parse_architecture(text: str) -> str:
     Raises:
         UnknownNameError: none of the known ones.
     """
-    match = _FORMS.fullmatch(text.strip().lower())
-    name = "sm" + (match.group(1) or f"{match.group(2)}{match.group(3)}") if match else text
+    match = _FORMS.fullmatch(str(text).strip().lower())
+    name = "sm" + (match.group(1) or f"{match.group(2)}{match.group(3)}") if match else str(text)
     if name not in ARCHITECTURES:
-        raise UnknownNameError("architecture", text, ARCHITECTURES)
+        raise UnknownNameError("architecture", text, ARCHITECTURES, _RENAMED.get(name))
     return name

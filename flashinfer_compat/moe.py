@@ -52,7 +52,9 @@ def prepare(weights: MoELayerWeights | TrtllmExperts, plan: Plan, options: Layer
 
     if not isinstance(plan, Plan):
         raise ArgumentError("plan", "what plan returned", type(plan).__name__)
-    options = options or LayerOptions()
+    options = LayerOptions() if options is None else options
+    if not isinstance(options, LayerOptions):
+        raise ArgumentError("options", "a LayerOptions", type(options).__name__)
     most = options.side_stream_tokens
     if not isinstance(most, int) or isinstance(most, bool) or most < 0:
         raise ArgumentError("options.side_stream_tokens", "an integer of at least 0", repr(most))

@@ -13,8 +13,8 @@ esac
 for engine in $engines; do
     venv=${VENV:-.venv-engines}-$engine
     "${PYTHON:-python3}" -m venv "$venv"
-    pip="$venv/bin/python -m pip install --quiet --disable-pip-version-check"
-    $pip --no-compile torch==2.13.0 -e ".[checkpoint,test]"
-    $pip --no-compile --no-deps -r "tests/engines/requirements-$engine.txt"
+    pip="$venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"
+    $pip torch==2.13.0 -e ".[checkpoint,test]"
+    $pip --no-deps -r "tests/engines/requirements-$engine.txt"
     "$venv/bin/python" -m pytest tests/engines "$@"
 done

@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv-test}
 "${PYTHON:-python3}" -m venv "$venv"
-pip="$venv/bin/python -m pip install --quiet --disable-pip-version-check"
+pip="$venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"
 # Triton runs in its interpreter; transformers serves a tiny model to the tests of `ab`.
 $pip torch==2.13.0 triton==3.9.0 "transformers[serving]==5.24.*" -e ".[checkpoint,cli,ab,bench,test,lint]"
 # FlashInfer's own requirements would bring several GB that its CPU parts do not need.

@@ -67,3 +67,23 @@ def test_a_prepared_layer_stays_in_its_process_and_its_plan_does_not(sample: Sam
         pickle.dumps(sample.layer)
     assert copy.copy(sample.layer) is copy.deepcopy(sample.layer) is sample.layer
     assert pickle.loads(pickle.dumps(sample.layer.plan)) == sample.layer.plan
+
+
+def test_layer_options_of_another_type_are_refused(sample: Sample) -> None:
+    plan = fc.plan(sample.weights.problem("logits"), NO_GPU)
+    with pytest.raises(fc.ArgumentError, match="options: expected a LayerOptions, got dict"):
+        fc.prepare(sample.weights, plan, {"quantizer": None})  # type: ignore[arg-type]
+
+
+def test_a_triton_layer_is_not_prepared_without_a_gpu(sample: Sample) -> None:
+    pytest.importorskip("triton")
+    plan = fc.plan(sample.weights.problem("topk"), fc.Target.from_release("0.7.4", "sm90"), backend="triton")
+    with pytest.raises(fc.BackendUnavailableError, match="the weights are on cpu"):
+        fc.prepare(sample.weights, plan)
+
+
+def test_releases_and_architectures_of_another_type_are_refused() -> None:
+    with pytest.raises(fc.UnknownReleaseError, match=r"0\.7"):
+        fc.Target.from_release(0.7, "sm90")  # type: ignore[arg-type]
+    with pytest.raises(fc.UnknownNameError, match="sm90"):
+        fc.Target.from_release("0.7.4", ["sm90"])  # type: ignore[arg-type]

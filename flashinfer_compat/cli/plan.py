@@ -1,6 +1,7 @@
 """Tell how an MoE layer would run on a FlashInfer release and a GPU, and why not otherwise.
 
-Without --flashinfer and --arch it speaks of this machine. Sizes default to DeepSeek-R1's.
+Without --flashinfer and --arch it speaks of this machine; with --arch alone of its FlashInfer on another GPU, with a
+torch that can use that. Sizes default to DeepSeek-R1's.
 Exit code: 0 with a plan, 1 when the asked-for strategy is refused, 2 when the question makes no sense.
 """
 
@@ -105,7 +106,11 @@ def _target(options: argparse.Namespace) -> Target:
     else:
         target = this_machine()
     if options.arch:
-        target = replace(target, architecture=None if options.arch == "none" else parse_architecture(options.arch))
+        architecture = None if options.arch == "none" else parse_architecture(options.arch)
+        if architecture not in (None, this_machine().architecture):
+            # Who asks about another GPU takes a torch for granted that can use it, and Triton with that.
+            target = replace(target, torch_cuda="any", libraries={"triton": "", **target.libraries})
+        target = replace(target, architecture=architecture)
     return target
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -51,10 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Load, plan, compute, compare, print."""
     numerics = parse(Numerics, options.numerics, "--numerics")
+    tolerance = options.tolerance
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise ArgumentError("--tolerance", "a finite relative error of at least 0", str(tolerance))
     strategy = options.strategy if options.strategy == AUTO else parse(Strategy, options.strategy, "--strategy", AUTO)
     if options.output is not None and (options.output.is_dir() or not options.output.absolute().parent.is_dir()):
         raise CheckpointError(str(options.output), "a file name in an existing folder", "none", "Create the folder.")
-    tensors = _read(options.input)
+    tensors, recorded = _read(options.input), f"output_{numerics.value}"
+    if tolerance is not None and recorded not in tensors:
+        expected, actual = "a recorded output, for --tolerance to compare with", "no such tensor"
+        raise CheckpointError(f"{options.input}: {recorded}", expected, actual, "Leave --tolerance out.")
     # Importing torch takes seconds; what can be refused without it has been by now.
     from flashinfer_compat.moe import fp4_moe, prepare
     from flashinfer_compat.weights.checkpoint import load_moe_layer
@@ -73,7 +80,6 @@ def run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     output = fp4_moe(hidden_states, layer, routing).cpu()
     seconds = time.perf_counter() - started
-    recorded = f"output_{numerics.value}"
     result: dict[str, Any] = {
         "strategy": decision.strategy.value,
         "backend": decision.backend.value,
@@ -98,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print(result, options)
     error = result["relative_error"]
-    return int(options.tolerance is not None and error is not None and error > options.tolerance)
+    return int(tolerance is not None and error > tolerance)
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:

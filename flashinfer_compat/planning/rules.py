@@ -141,7 +141,7 @@ PROBLEM_RULES: tuple[Rule, ...] = (
         frozenset({Backend.TRTLLM}),
         lambda problem: problem.numerics is Numerics.W4A4,
         "FlashInfer's trtllm-gen kernels round activations to NVFP4 (w4a4); w4a16 was asked for.",
-        "Use numerics='w4a4', or the torch backend.",
+        "Use numerics='w4a4', or the triton or torch backend.",
     ),
     Rule(
         ReasonCode.NUMERICS,

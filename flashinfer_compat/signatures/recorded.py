@@ -57,7 +57,7 @@ def recorded(version: str) -> RecordedRelease:
         UnknownReleaseError: the release is not recorded; the error names the newest final one of the line that was
             named, such as 0.7, or else the newest before the release.
     """
-    known = _load()
+    known, version = _load(), str(version)
     try:
         return known[Version(version).public]
     except (KeyError, InvalidVersion):

@@ -31,6 +31,7 @@ R1 += ["--shared-experts", "1", "--shared-format", "nvfp4"]
         (["--flashinfer", "0.6.15.post1", "--arch", "sm100", "--input", "logits"], "split", "trtllm", "eligible"),
         (["--flashinfer", "0.7.4", "--arch", "sm90", "--input", "logits"], "native", "triton", "eligible"),
         (["--flashinfer", "0.7.4", "--arch", "sm75", "--input", "logits"], "split", "torch", "eligible"),
+        (["--arch", "sm90", "--backend", "triton"], "native", "triton", "eligible"),
         (["--flashinfer", "0.7.4+cu130", "--arch", "10.0"], "native", "trtllm", "eligible"),
         (["--flashinfer", "0.7.4", "--arch", "sm100", "--strategy", "split"], "split", "trtllm", "eligible"),
         (
@@ -240,6 +241,7 @@ def test_run_layer_names_what_is_wrong(checkpoints: Path, tmp_path: Path) -> Non
         assert text in done.stderr
         assert "Traceback" not in done.stderr
         assert not written.exists()
+    save_file({"hidden_states": io["hidden_states"]}, tmp_path / "unrecorded.safetensors")
     truncated = tmp_path / "truncated.safetensors"
     truncated.write_bytes((folder / "moe_io.safetensors").read_bytes()[:-7])
     broken = tmp_path / "broken"
@@ -248,6 +250,9 @@ def test_run_layer_names_what_is_wrong(checkpoints: Path, tmp_path: Path) -> Non
     given = [str(folder), "--layer", "1", "--input", str(folder / "moe_io.safetensors")]
     for arguments, text in (
         ([*given, "--device", "meta"], "--device"),
+        ([*given, "--tolerance", "nan"], "--tolerance"),
+        ([*given, "--tolerance", "-1"], "--tolerance"),
+        ([*given[:-1], str(tmp_path / "unrecorded.safetensors"), "--tolerance", "1"], "output_w4a4"),
         ([*given, "--device", "cuda:99"], "device"),
         ([*given, "--output", str(tmp_path / "no" / "folder")], "no/folder"),
         ([*given, "--output", str(tmp_path)], "file name"),

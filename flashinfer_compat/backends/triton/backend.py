@@ -11,10 +11,11 @@ from flashinfer_compat.backends.base import PreparedLayer
 from flashinfer_compat.backends.side_stream import side_stream_for
 from flashinfer_compat.backends.triton.autotune import autotuned
 from flashinfer_compat.backends.triton.layer import TritonState, run_top_k
+from flashinfer_compat.backends.triton.mlp import INTERPRETED
 from flashinfer_compat.backends.triton.routing import route_on_gpu
 from flashinfer_compat.backends.triton.tiles import HOPPER_SHARED_MEMORY
 from flashinfer_compat.backends.triton.weights import Experts, contiguous, experts_of
-from flashinfer_compat.errors import ArgumentError
+from flashinfer_compat.errors import ArgumentError, BackendUnavailableError
 from flashinfer_compat.inputs import HiddenStates, LogitsRouting, PackedTopKRouting, QuantizedInput, Routing
 from flashinfer_compat.numerics.routing import unpack_topk
 from flashinfer_compat.options import CallOptions, LayerOptions
@@ -35,10 +36,17 @@ def prepare(weights: MoELayerWeights, plan: Plan, options: LayerOptions) -> Trit
 
     Raises:
         ArgumentError: 4over6 rounding was asked for, which these kernels do not have.
+        BackendUnavailableError: the weights are on no GPU.
         TensorError: the hidden or intermediate size is not a multiple of 32.
     """
     if options.nvfp4_4over6 is not None:
         raise ArgumentError("options.nvfp4_4over6", "None on the triton backend", repr(options.nvfp4_4over6))
+    device = weights.routed.down_weight.device
+    if device.type != "cuda" and not INTERPRETED:
+        raise BackendUnavailableError(
+            f"The triton backend computes on an NVIDIA GPU; the weights are on {device}. Load them with "
+            "device='cuda:0', or plan with backend='torch'."
+        )
     shared = weights.shared if weights.adds_shared else None
     shared = contiguous(shared) if isinstance(shared, Nvfp4Experts) else shared
     weights, tokens = replace(weights, routed=contiguous(weights.routed)), options.autotune_tokens
