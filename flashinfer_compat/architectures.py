@@ -39,5 +39,5 @@ def parse_architecture(text: str) -> str:
     match = _FORMS.fullmatch(str(text).strip().lower())
     name = "sm" + (match.group(1) or f"{match.group(2)}{match.group(3)}") if match else str(text)
     if name not in ARCHITECTURES:
-        raise UnknownNameError("architecture", text, ARCHITECTURES, _RENAMED.get(name))
+        raise UnknownNameError("architecture", str(text), ARCHITECTURES, _RENAMED.get(name))
     return name

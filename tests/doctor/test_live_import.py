@@ -163,7 +163,7 @@ os.environ["HOME"] = {str(machine.home)!r}
 sys.path.insert(0, {str(machine.site)!r})
 raise SystemExit(main(["doctor", "--json"]))
 """
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents[:3]):
         if folder.owner() == Path(tmp_path).owner():
             folder.chmod(folder.stat().st_mode | 0o755)
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
