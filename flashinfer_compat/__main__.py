@@ -1,5 +1,12 @@
 """`python -m flashinfer_compat`."""
 
-from flashinfer_compat.cli import main
+import sys
 
-raise SystemExit(main())
+try:
+    from flashinfer_compat.cli import main
+
+    raise SystemExit(main())
+except KeyboardInterrupt:
+    # While the command line itself was being imported.
+    print("interrupted", file=sys.stderr)
+    raise SystemExit(130) from None

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from flashinfer_compat.signatures.model import SymbolTable
     from flashinfer_compat.vocabulary import Backend, Evidence, Strategy
 
-__all__ = ["architecture_of", "gpu_of", "plan", "read_flashinfer", "target_of", "this_environment", "this_machine"]
+__all__ = [
+    "architecture_of",
+    "gpu_of",
+    "plan",
+    "read_flashinfer",
+    "target_of",
+    "this_environment",
+    "this_machine",
+    "this_machine_without_policy",
+]
 
 
 @cache
@@ -39,8 +48,15 @@ def this_machine() -> Target:
         PolicyError: FLASHINFER_COMPAT_POLICY names a file that is missing, no policy, or of another GPU.
     """
     environment = this_environment()
-    target, gpu = target_of(environment, read_flashinfer(environment)), gpu_of(environment)
-    return replace(target, self_checks=load(environment), policy=load_policy(environment, gpu.name if gpu else None))
+    gpu = gpu_of(environment)
+    return replace(this_machine_without_policy(), policy=load_policy(environment, gpu.name if gpu else None))
+
+
+@cache
+def this_machine_without_policy() -> Target:
+    """This machine for who names a strategy, which no policy speaks of; a broken policy file does not matter."""
+    environment = this_environment()
+    return replace(target_of(environment, read_flashinfer(environment)), self_checks=load(environment))
 
 
 def plan(

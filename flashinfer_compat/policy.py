@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
-from flashinfer_compat.errors import ArgumentError, FlashInferCompatError
+from flashinfer_compat.errors import ArgumentError, FlashInferCompatError, UnknownNameError
 from flashinfer_compat.problem import Problem
 from flashinfer_compat.vocabulary import ActivationScaling, Backend, Numerics, Strategy, parse
 
@@ -51,11 +51,13 @@ class Origin:
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Origin:
         """What `to_dict` gave; errors are those of `Policy.from_dict`."""
+        _require_fields("measured", values, [field.name for field in fields(Origin)])
         known = {field.name: values[field.name] for field in fields(Origin)}
         for name in ("gpu", "architecture", "driver", "date"):
             if not isinstance(known[name], str) and (known[name] is not None or name == "date"):
                 raise ArgumentError(f"measured.{name}", "a string", repr(known[name]))
-        known["releases"] = tuple((str(name), str(version)) for name, version in dict(known["releases"]).items())
+        releases = _of_kind("measured.releases", known["releases"], dict)
+        known["releases"] = tuple((name, _of_kind(name, version, str)) for name, version in releases.items())
         return Origin(**known)
 
 
@@ -76,6 +78,13 @@ class Times:
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
                 raise ArgumentError(name, "a positive number of microseconds", repr(value))
 
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Times:
+        """Of plain JSON values; errors are those of `Policy.from_dict`."""
+        names = [field.name for field in fields(Times)]
+        _require_fields("times", values, names)
+        return Times(*(values[name] for name in names))
+
 
 @dataclass(frozen=True)
 class PolicyRow:
@@ -83,7 +92,7 @@ class PolicyRow:
 
     Raises:
         ArgumentError: a size is no positive integer, times are not in the order of tokens, or `split_from_tokens` is
-            not one of them.
+            not one of them or one at which split is not the faster.
     """
 
     backend: Backend
@@ -113,6 +122,10 @@ class PolicyRow:
             _require_count("split_from_tokens", self.split_from_tokens, 1)
         if self.split_from_tokens not in (None, *tokens):
             raise ArgumentError("split_from_tokens", f"None or one of {tokens}", repr(self.split_from_tokens))
+        at = self.at_switch
+        if at is not None and at.split >= at.fused:
+            actual = f"{at.tokens}, at which split takes {at.split} us and fused {at.fused}"
+            raise ArgumentError("split_from_tokens", "a number of tokens at which split is faster", actual)
 
     @property
     def split_always(self) -> bool:
@@ -153,24 +166,37 @@ class PolicyRow:
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> PolicyRow:
         """What `to_dict` gave; errors are those of `Policy.from_dict`."""
+        _require_fields("a row", values, _FIELDS)
         return PolicyRow(
             parse(Backend, values["backend"], "backend"),
             parse(Numerics, values["numerics"], "numerics"),
             **{name: values[name] for name in _SIZES},
             fused=parse(Strategy, values["fused"], "fused"),
             split_from_tokens=values["split_from_tokens"],
-            times=tuple(Times(one["tokens"], one["fused"], one["split"]) for one in values["times"]),
+            times=tuple(Times.from_dict(one) for one in _of_kind("times", values["times"], list)),
             origin=Origin.from_dict(values["measured"]),
         )
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The content of a policy file."""
+    """The content of a policy file.
+
+    Raises:
+        ArgumentError: two rows speak of the same.
+    """
 
     facts: Mapping[str, Any]
     """What the times may depend on, as `verified.facts` gives it."""
     rows: tuple[PolicyRow, ...]
+
+    def __post_init__(self) -> None:
+        seen = set()
+        for row in self.rows:
+            if row.subject in seen:
+                what = f"two of {row.fused.value} on {row.backend.value}, {row.numerics.value}, of the same sizes"
+                raise ArgumentError("rows", "one row for each layer, backend and fused strategy", what)
+            seen.add(row.subject)
 
     def with_rows(self, rows: tuple[PolicyRow, ...]) -> Policy:
         """These rows, and of its own those that they do not speak of."""
@@ -192,14 +218,31 @@ class Policy:
         Raises:
             KeyError, TypeError, ValueError: it is not; ArgumentError is a ValueError.
         """
-        if not isinstance(values, dict):
-            raise ArgumentError("policy", "a JSON object", type(values).__name__)
+        _require_fields("policy", values, ("schema_version", "facts", "rows"))
         if values["schema_version"] != SCHEMA_VERSION:
             raise ArgumentError("schema_version", str(SCHEMA_VERSION), repr(values["schema_version"]))
-        return Policy(dict(values["facts"]), tuple(PolicyRow.from_dict(one) for one in values["rows"]))
+        rows = _of_kind("rows", values["rows"], list)
+        return Policy(_of_kind("facts", values["facts"], dict), tuple(PolicyRow.from_dict(one) for one in rows))
 
 
 _SIZES = ("hidden_size", "intermediate_size", "num_experts", "top_k", "num_shared_experts")
+_FIELDS = ("backend", "numerics", *_SIZES, "fused", "split_from_tokens", "times", "measured")
+
+_K = TypeVar("_K")
+_KINDS: Mapping[type, str] = {dict: "a JSON object", list: "a JSON array", str: "a string"}
+
+
+def _of_kind(name: str, value: object, kind: type[_K]) -> _K:
+    if not isinstance(value, kind):
+        raise ArgumentError(name, _KINDS[kind], type(value).__name__)
+    return value
+
+
+def _require_fields(what: str, values: object, known: Sequence[str]) -> None:
+    """What is missing is found where it is read."""
+    unknown = sorted(set(_of_kind(what, values, dict)) - set(known))
+    if unknown:
+        raise UnknownNameError(f"a field of {what}", unknown[0], known)
 
 
 def _require_count(name: str, value: object, least: int) -> None:

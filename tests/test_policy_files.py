@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,49 @@ def test_a_missing_file_and_a_folder_are_named(site: Path, tmp_path: Path, monke
 
 def whole(times: dict[int, tuple[float, float]]) -> dict[str, Any]:
     return json.loads(json.dumps(Policy({}, (row(times, None),)).to_dict()))
+
+
+CHANGES: dict[str, Any] = {
+    "a field of the file": lambda content: content.update(more=1),
+    "a field of a row": lambda content: content["rows"][0].update(ep_size=8),
+    "a field of times": lambda content: content["rows"][0]["times"][0].update(native=1.0),
+    "a field of the origin": lambda content: content["rows"][0]["measured"].update(host="x"),
+    "facts that are a list": lambda content: content.update(facts=[]),
+    "rows that are an object": lambda content: content.update(rows={}),
+    "a backend": lambda content: content["rows"][0].update(backend="cuda"),
+    "a release that is a number": lambda content: content["rows"][0]["measured"]["releases"].update(torch=2.11),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_the_schema_and_the_loader_refuse_the_same(change: Callable[[dict[str, Any]], None]) -> None:
+    content = whole({1: (90.0, 80.0)})
+    VALIDATOR.validate(content)
+    Policy.from_dict(content)
+    change(content)
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR.validate(content)
+    with pytest.raises(fc.ArgumentError):
+        Policy.from_dict(content)
+
+
+@pytest.mark.parametrize("split", [90.0, 91.0])
+def test_a_switch_to_what_its_times_call_slower_is_refused(tmp_path: Path, split: float) -> None:
+    content = whole({1: (90.0, 80.0), 8: (90.0, split)})
+    content["rows"][0]["split_from_tokens"] = 8
+    file = tmp_path / "policy.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(PolicyError, match="at which split takes"):
+        read_policy(file)
+
+
+def test_two_rows_of_the_same_are_refused(tmp_path: Path) -> None:
+    content = whole({1: (90.0, 80.0)})
+    content["rows"] += whole({1: (90.0, 100.0)})["rows"]
+    file = tmp_path / "policy.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(PolicyError, match="two of expanded on triton, w4a16"):
+        read_policy(file)
 
 
 FIELDS = st.sampled_from(sorted(whole({1: (1.0, 2.0)})["rows"][0]))

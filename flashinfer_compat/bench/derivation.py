@@ -6,13 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
 from flashinfer_compat.bench.results import Point, Way
+from flashinfer_compat.planning.plan import ALTERNATIVES
 from flashinfer_compat.policy import Origin, PolicyRow, Times
-from flashinfer_compat.vocabulary import Strategy
+from flashinfer_compat.vocabulary import Backend, Strategy
 
-__all__ = ["NOISE", "policy_rows", "split_from"]
+__all__ = ["ADVISED", "NOISE", "pairs_of", "policy_rows", "split_from"]
 
 NOISE = 0.03
 """Of fused's time: what split differs by less counts as equal; times vary by about that from run to run."""
+
+ADVISED = frozenset(
+    backend
+    for backend in Backend
+    if next(strategy for one, strategy in ALTERNATIVES if one is backend) is not Strategy.SPLIT
+)
+"""Backends whose fused strategies plan takes by itself; on the others a row would say nothing."""
 
 
 def split_from(times: Sequence[Times]) -> int | None:
@@ -30,16 +38,21 @@ def split_from(times: Sequence[Times]) -> int | None:
     return smallest
 
 
+def pairs_of(ways: Iterable[Way]) -> tuple[tuple[Way, Way], ...]:
+    """Each fused way that plan may take by itself, with the split beside it; a policy needs one at least."""
+    there = dict.fromkeys(ways)
+    pairs = ((way, replace(way, strategy=Strategy.SPLIT)) for way in there if way.strategy.is_fused)
+    return tuple((fused, split) for fused, split in pairs if split in there and fused.backend in ADVISED)
+
+
 def policy_rows(points: Iterable[Point], origin: Origin) -> tuple[PolicyRow, ...]:
-    """A row for each fused way that has a time, as split beside it, at every number of tokens that was measured."""
+    """A row for each of `pairs_of` that has both times at every number of tokens that was measured."""
     by_way: dict[Way, dict[int, float | None]] = {}
     for point in points:
         by_way.setdefault(point.way, {})[point.tokens] = point.microseconds
     rows = []
-    for way, fused in by_way.items():
-        split = by_way.get(replace(way, strategy=Strategy.SPLIT))
-        if not way.strategy.is_fused or split is None:
-            continue
+    for way, beside in pairs_of(by_way):
+        fused, split = by_way[way], by_way[beside]
         pairs = [(tokens, fused.get(tokens), split.get(tokens)) for tokens in sorted({*fused, *split})]
         times = tuple(Times(tokens, one, other) for tokens, one, other in pairs if one and other)
         if len(times) == len(pairs):

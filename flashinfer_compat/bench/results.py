@@ -126,11 +126,14 @@ class Report:
     """Where that was written."""
     notes: tuple[str, ...]
     interrupted: bool
+    policy_asked: bool = False
+    """Whether it should be written."""
 
     @property
     def exit_code(self) -> int:
-        """0 all were measured, 1 some way is wrong or failed, 130 interrupted."""
-        return 130 if self.interrupted else int(any(one.problem for one in self.points))
+        """0 all were measured, 1 some way is wrong or failed or the asked policy is not written, 130 interrupted."""
+        unwritten = self.policy_asked and self.policy_file is None
+        return 130 if self.interrupted else int(unwritten or any(one.problem for one in self.points))
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON values, as schemas/bench-1.json describes them."""

@@ -20,6 +20,7 @@ from flashinfer_compat.bench.shapes import Sizes
 from flashinfer_compat.bench.workload import Inputs, make_inputs, make_layer, weight_bytes
 from flashinfer_compat.features.target import Target
 from flashinfer_compat.moe import fp4_moe, prepare
+from flashinfer_compat.options import LayerOptions
 from flashinfer_compat.planning.plan import ALTERNATIVES, assess, plan
 from flashinfer_compat.reasons import ReasonCode
 from flashinfer_compat.verification.run import FUSED_TOLERANCE, SPLIT_TOLERANCE
@@ -92,7 +93,13 @@ class Bed:
 
 
 def measure(
-    ways: list[Way], tokens: tuple[int, ...], target: Target, device: torch.device, rates: Rates | None
+    ways: list[Way],
+    tokens: tuple[int, ...],
+    target: Target,
+    device: torch.device,
+    rates: Rates | None,
+    *,
+    autotune: bool = False,
 ) -> Iterator[Point]:
     """Every way at every number of tokens, in order; what fails is a point that says why.
 
@@ -102,6 +109,7 @@ def measure(
         target: what the ways were found for.
         device: where to run.
         rates: the GPU's, to tell the floor.
+        autotune: whether triton's layers are prepared with tile shapes found for `tokens`.
     """
     for sizes, group in groupby(ways, key=lambda way: way.sizes):
         try:
@@ -112,16 +120,20 @@ def measure(
             if bed is None:
                 yield from (Point(way, one, None, problem) for one in tokens)
             else:
-                yield from _measure_way(bed, way, tokens, target, rates)
+                tuned = tokens if autotune and way.backend is Backend.TRITON else ()
+                options = LayerOptions(autotune_tokens=tuned)
+                yield from _measure_way(bed, way, tokens, target, rates, options)
         del bed
         _release(device)
 
 
-def _measure_way(bed: Bed, way: Way, tokens: tuple[int, ...], target: Target, rates: Rates | None) -> Iterator[Point]:
+def _measure_way(
+    bed: Bed, way: Way, tokens: tuple[int, ...], target: Target, rates: Rates | None, options: LayerOptions
+) -> Iterator[Point]:
     problem = way.sizes.problem(way.routing_input, way.numerics)
     try:
         found = plan(problem, target, strategy=way.strategy, backend=way.backend)
-        layer, text = prepare(bed.weights, found), ""
+        layer, text = prepare(bed.weights, found, options), ""
         beyond = bytes_beyond(layer.state, bed.weights)
     except Exception as failure:
         # Whatever a broken install raises is a finding about it, and no reason to lose the other ways' times.

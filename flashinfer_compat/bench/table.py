@@ -7,7 +7,7 @@ from itertools import groupby
 
 from flashinfer_compat.bench.results import Point, Refusal, Report, Way
 from flashinfer_compat.policy import PolicyRow
-from flashinfer_compat.vocabulary import Backend, Strategy
+from flashinfer_compat.vocabulary import Backend, RoutingInput, Strategy
 
 __all__ = ["point_line", "policy_sentence", "refusal_lines", "tables"]
 
@@ -37,12 +37,14 @@ def point_line(point: Point) -> str:
 
 def policy_sentence(row: PolicyRow) -> str:
     """What one row says."""
-    of = f"{row.backend.value} {row.numerics.value}, intermediate_size {row.intermediate_size}"
+    fused = row.fused.value
+    taken = RoutingInput.LOGITS if row.fused is Strategy.NATIVE else RoutingInput.TOPK
+    of = f"{row.backend.value} {row.numerics.value}, intermediate_size {row.intermediate_size}, input {taken.value}"
     times = row.at_switch
     if times is None:
-        return f"{of}: {row.fused.value}, whatever the number of tokens."
-    faster = f"{times.split:.0f} us instead of {row.fused.value}'s {times.fused:.0f} at {times.tokens}"
-    return f"{of}: split from {times.tokens} tokens on ({faster})."
+        return f"{of}: {fused}, whatever the number of tokens."
+    faster = f"{times.split:.0f} us instead of {times.fused:.0f} at {times.tokens}"
+    return f"{of}: split in place of {fused} from {times.tokens} tokens on ({faster})."
 
 
 def refusal_lines(refusals: Sequence[Refusal], ways: Sequence[Way]) -> Iterator[str]:

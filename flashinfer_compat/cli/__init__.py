@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from flashinfer_compat import __version__
 from flashinfer_compat.cli.console import readers_may_leave
+from flashinfer_compat.cli.interrupts import remembered_interrupts
 from flashinfer_compat.errors import FlashInferCompatError, StrategyUnavailableError
 
 __all__ = ["COMMANDS", "main"]
@@ -26,13 +27,18 @@ _INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser(as_json="--json" in given).parse_args(given)
     try:
-        with readers_may_leave():
-            code: int = options.run(options)
+        with remembered_interrupts():
+            return _run(_parser(as_json="--json" in given).parse_args(given))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        with readers_may_leave():
+            code: int = options.run(options)
     except FlashInferCompatError as error:
         _report(error, as_json=options.json in (True, "-"))
         return 1 if isinstance(error, StrategyUnavailableError) else 2

@@ -4,7 +4,8 @@ A is the server to judge by, B the one to judge. Every prompt is asked at temper
 with A more than A agrees with itself. Beside the texts it compares the log-probabilities of the tokens up to the first
 difference, where the servers give them.
 
-Exit code: 0 within tolerance, 1 not, 2 when a server cannot be used or leaves a prompt without an answer.
+Exit code: 0 within tolerance, 1 not, 2 when a server cannot be used or leaves a prompt without an answer, when A does
+not repeat itself, or when log-probabilities are to be judged and none can be compared.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from flashinfer_compat.ab.comparison import Comparison, Divergence
+from flashinfer_compat.ab.printable import counted, printable
 from flashinfer_compat.ab.prompts import BUILT_IN, read_prompts
 from flashinfer_compat.ab.report import Report, Side, Tolerance
 from flashinfer_compat.cli.console import heading, paragraph
@@ -59,7 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asking.add_argument("--timeout", type=float, metavar="SECONDS", default=120.0, help="for an answer (default: 120)")
     judging = parser.add_argument_group("judging")
     judging.add_argument(
-        "--tolerance", type=float, metavar="R", default=1.0, help="least exact-match rate (default: 1)"
+        "--tolerance",
+        type=float,
+        metavar="R",
+        help="least exact-match rate (default: 1, if A repeats at least half of its answers)",
     )
     judging.add_argument("--logprob-tolerance", type=float, metavar="G", help="largest gap (default: not judged)")
     parser.add_argument("--verbose", action="store_true", help="print every difference")
@@ -100,7 +105,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
         ("max-tokens", options.max_tokens > 0, "a positive number"),
         ("concurrency", options.concurrency > 0, "a positive number"),
         ("timeout", 0 < options.timeout < math.inf, "a positive number of seconds"),
-        ("tolerance", 0 <= options.tolerance <= 1, "a rate from 0 to 1"),
+        ("tolerance", options.tolerance is None or 0 <= options.tolerance <= 1, "a rate from 0 to 1"),
         ("logprob-tolerance", gap is None or 0 <= gap < math.inf, "a number from 0"),
     ):
         if not fits:
@@ -129,7 +134,7 @@ def _progress() -> Progress:
                 f"\rserver {what}: {done} of {total} ", end="\n" if done == total else "", file=sys.stderr, flush=True
             )
         elif done == total:
-            print(f"server {what}: {total} prompts asked", file=sys.stderr)
+            print(f"server {what}: {counted(total, 'prompt')} asked", file=sys.stderr)
 
     return told
 
@@ -145,12 +150,12 @@ def _print(report: Report, *, verbose: bool) -> None:
         paragraph(_side(side), label=f"{name}:")
     differing = list(_differing(report))
     if differing:
-        paragraph("; ".join(differing) + ".", label="They differ in:")
+        paragraph(printable("; ".join(differing)) + ".", label="They differ in:")
     if report.failures:
         heading("Without an answer")
     told = Counter(str(one.error) for one in report.failures)
     for message, count in told.most_common(most):
-        paragraph(message, label=f"{count} prompts:" if count > 1 else "1 prompt:", style="error")
+        paragraph(message, label=f"{counted(count, 'prompt')}:", style="error")
     _left_out(len(told) - most)
     _print_differences("A against itself", report.prompts, report.repetition, most)
     _print_differences("B against A", report.prompts, report.comparison, most)
@@ -161,7 +166,7 @@ def _side(side: Side) -> str:
     engine = " ".join(part for part in (facts.engine, facts.version) if part) or "does not say what it is"
     flags = [f"{name}={_said(value)}" for name, value in facts.flags.items()]
     model = side.model if facts.model_path in (None, side.model) else f"{side.model} ({facts.model_path})"
-    return ", ".join([f"{facts.url}: {engine}", f"model {model}", *flags]) + "."
+    return printable(", ".join([f"{facts.url}: {engine}", f"model {model}", *flags]) + ".")
 
 
 def _differing(report: Report) -> Sequence[str]:

@@ -6,8 +6,9 @@ clock on a CPU. What is wrong or fails gets a reason in place of a time.
 
 --write-policy keeps from how many tokens on split is faster than fused; `plan` reads that on this machine.
 
-Exit code: 0 all were measured, 1 some way is wrong or failed, or planning lets none through, 2 the question makes no
-sense or a file cannot be written, 130 interrupted: what was measured until then is told and written all the same.
+Exit code: 0 all were measured, 1 some way is wrong or failed, planning lets none through or there is no policy to
+write, 2 the question makes no sense or a file cannot be written, 130 interrupted: what was measured until then is told
+and written all the same.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from flashinfer_compat.bench.derivation import policy_rows
+from flashinfer_compat.bench.derivation import ADVISED, pairs_of, policy_rows
 from flashinfer_compat.bench.floor import rates_of
 from flashinfer_compat.bench.results import Point, Refusal, Report
 from flashinfer_compat.bench.shapes import R1_INTERMEDIATE_SIZES, R1_TOKENS, Sizes
 from flashinfer_compat.bench.table import point_line, policy_sentence, refusal_lines, tables
+from flashinfer_compat.cli.bench_files import STDOUT, check_files, told
 from flashinfer_compat.cli.console import heading, paragraph
+from flashinfer_compat.cli.interrupts import raise_if_interrupted
 from flashinfer_compat.errors import ArgumentError, DependencyMissingError, StrategyUnavailableError
 from flashinfer_compat.files import write_whole
-from flashinfer_compat.machine import this_environment, this_machine
-from flashinfer_compat.policy import PolicyError
-from flashinfer_compat.policy_files import read_policy, store_policy
+from flashinfer_compat.machine import this_environment, this_machine_without_policy
+from flashinfer_compat.policy_files import kept_in, store_policy
 from flashinfer_compat.vocabulary import Backend, Numerics, RoutingInput, Strategy, parse
 
 if TYPE_CHECKING:
@@ -49,11 +51,13 @@ __all__ = ["HELP", "add_arguments", "run"]
 
 HELP = "time every strategy and backend on this machine"
 
-_STDOUT, _CACHE = "-", ""
+_CACHE = ""
 _CPU_NOTE = (
     "Times are medians of the wall clock on a CPU: they show that the command works and which way does less work, not "
     "what a GPU would take."
 )
+
+_TUNED_NOTE = "Triton's layers were prepared with tile shapes found for these numbers of tokens (--autotune)."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,22 +72,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     what = parser.add_argument_group("what to measure; all that planning lets through unless given")
     _several(what, "--tokens", R1_TOKENS)
-    for kind, name, told in (
+    for kind, name, default in (
         (Backend, "backend", "default: all, on a GPU without torch"),
         (Strategy, "strategy", "default: all"),
         (Numerics, "numerics", "default: both"),
         (RoutingInput, "input", "default: topk"),
     ):
         names = ", ".join(one.value for one in kind)
-        what.add_argument(f"--{name}", nargs="+", metavar="NAME", help=f"{names} ({told})")
+        what.add_argument(f"--{name}", nargs="+", metavar="NAME", help=f"{names} ({default})")
     parser.add_argument("--device", help="cpu or cuda:0 (default: the GPU if torch sees one)")
+    what.add_argument("--autotune", action="store_true", help="find tile shapes first, on triton; takes minutes")
     floor = parser.add_argument_group("floor", "known for some GPUs; without both rates none is told")
     floor.add_argument("--bandwidth", type=float, metavar="TB_S", help="of the memory, in 1e12 bytes/s")
     floor.add_argument("--flops", type=float, metavar="TFLOP_S", help="of the products, in 1e12 operations/s")
     output = parser.add_argument_group("output")
     # Its default is no None, so that no other --json is added.
     output.add_argument(
-        "--json", nargs="?", const=_STDOUT, default="", metavar="FILE", help="write JSON (without FILE print it)"
+        "--json", nargs="?", const=STDOUT, default="", metavar="FILE", help="write JSON (without FILE print it)"
     )
     output.add_argument("--plot", type=Path, metavar="FILE", help="draw the times, to *.svg or *.png; needs matplotlib")
     output.add_argument(
@@ -102,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
     backends = _names(options.backend, Backend, "--backend")
     strategies = _names(options.strategy, Strategy, "--strategy")
     numerics = _names(options.numerics, Numerics, "--numerics")
-    _check_files(options)
+    check_files(options)
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -118,9 +123,13 @@ def run(options: argparse.Namespace) -> int:
     ways, refusals = ways_of(Asked(sizes, routing_inputs, backends, strategies, numerics), target)
     if not ways:
         raise _nothing(refusals)
+    if options.write_policy is not None and not pairs_of(ways):
+        raise _no_policy(ways)
     origin = origin_of(this_environment(), device)
     rates = rates_of(origin.gpu, options.bandwidth, options.flops)
-    points, interrupted = _collect(ways, tokens, lambda: measure(ways, tokens, target, device, rates))
+    tuned = options.autotune and any(one.backend is Backend.TRITON for one in ways)
+    raise_if_interrupted()
+    points, interrupted = _collect(ways, tokens, lambda: measure(ways, tokens, target, device, rates, autotune=tuned))
     report = Report(
         device=str(device),
         origin=origin,
@@ -130,19 +139,27 @@ def run(options: argparse.Namespace) -> int:
         refusals=tuple(refusals),
         policy=() if interrupted else policy_rows(points, origin),
         policy_file=None,
-        notes=(_CPU_NOTE,) if device.type == "cpu" else (),
+        notes=(*([_CPU_NOTE] if device.type == "cpu" else []), *([_TUNED_NOTE] if tuned else [])),
         interrupted=interrupted,
+        policy_asked=options.write_policy is not None,
     )
     failures: list[str] = []
     if options.write_policy is not None:
-        with _told(failures):
-            report = _keep(report, Path(options.write_policy) if options.write_policy else None)
-    if options.json == _STDOUT:
+        path = Path(options.write_policy) if options.write_policy else None
+        with told(failures, "--write-policy", path or kept_in(this_environment())):
+            report = _keep(report, path)
+    if options.json == STDOUT:
         print(_json(report))
     else:
         _print(report, ways)
-    with _told(failures):
-        _write(report, options)
+    if options.json not in ("", STDOUT):
+        with told(failures, "--json", options.json):
+            write_whole(Path(options.json), _json(report) + "\n")
+    if options.plot is not None:
+        from flashinfer_compat.bench.plot import draw
+
+        with told(failures, "--plot", options.plot):
+            draw(report, options.plot)
     for one in failures:
         print(f"error: {one}", file=sys.stderr)
     return 2 if failures else report.exit_code
@@ -171,26 +188,6 @@ def _sizes(options: argparse.Namespace) -> tuple[Sizes, ...]:
     return several
 
 
-def _check_files(options: argparse.Namespace) -> None:
-    """What could not be written in the end is refused before anything is measured."""
-    json_file = "" if options.json == _STDOUT else options.json
-    named = {"--json": json_file, "--plot": options.plot, "--write-policy": options.write_policy}
-    for name, file in named.items():
-        path = Path(file) if file else None
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise ArgumentError(name, "a file name in an existing folder", str(path), "Create the folder.")
-    if options.write_policy and Path(options.write_policy).exists():
-        read_policy(Path(options.write_policy))
-    if options.plot is None:
-        return
-    try:
-        from flashinfer_compat.bench.plot import SUFFIXES
-    except ImportError as error:
-        raise DependencyMissingError("matplotlib", "bench --plot") from error
-    if options.plot.suffix not in SUFFIXES:
-        raise ArgumentError("--plot", f"a name that ends in {' or '.join(SUFFIXES)}", str(options.plot))
-
-
 def _device(name: str | None) -> torch.device:
     import torch
 
@@ -204,7 +201,8 @@ def _device(name: str | None) -> torch.device:
 
 
 def _target(options: argparse.Namespace, device: torch.device) -> Target:
-    target = this_machine()
+    # Ways name their strategy, which no policy speaks of.
+    target = this_machine_without_policy()
     if device.type != "cpu" or target.architecture is None:
         return target
     if options.write_policy is not None:
@@ -227,6 +225,13 @@ def _nothing(refusals: Sequence[Refusal]) -> StrategyUnavailableError:
     return StrategyUnavailableError("nothing that was asked for can run here:\n  " + "\n  ".join(lines), found)
 
 
+def _no_policy(ways: Sequence[Way]) -> ArgumentError:
+    backends = ", ".join(one.value for one in Backend if one in ADVISED)
+    expected = f"split and, from the same --input, a fused strategy to measure on one of {backends}"
+    found = ", ".join(dict.fromkeys(f"{one.strategy.value} on {one.backend.value}" for one in ways))
+    return ArgumentError("--write-policy", expected, f"only {found}", "Ask for both, or leave --write-policy out.")
+
+
 def _collect(
     ways: Sequence[Way], tokens: Sequence[int], measuring: Callable[[], Iterator[Point]]
 ) -> tuple[list[Point], bool]:
@@ -237,6 +242,7 @@ def _collect(
             for point in measuring():
                 points.append(point)
                 tell(point)
+                raise_if_interrupted()
     except KeyboardInterrupt:
         return points, True
     return points, False
@@ -255,24 +261,6 @@ def _progress(total: int) -> Iterator[Callable[[Point], None]]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("preparing", total=total)
         yield lambda point: bar.update(task, advance=1, description=point_line(point))
-
-
-@contextlib.contextmanager
-def _told(failures: list[str]) -> Iterator[None]:
-    """A file that cannot be written loses nothing of what was measured."""
-    try:
-        yield
-    except (OSError, PolicyError) as error:
-        failures.append(str(error))
-
-
-def _write(report: Report, options: argparse.Namespace) -> None:
-    if options.json not in ("", _STDOUT):
-        write_whole(Path(options.json), _json(report) + "\n")
-    if options.plot is not None:
-        from flashinfer_compat.bench.plot import draw
-
-        draw(report, options.plot)
 
 
 def _json(report: Report) -> str:

@@ -31,6 +31,8 @@ from flashinfer_compat.signatures.recorded import recorded
 __all__ = ["HELP", "add_arguments", "print_examination", "run"]
 
 HELP = "what works for NVFP4 MoE here, and what stands in the way"
+_MOST_FILES = 10
+"""How many files of one distribution --verbose names."""
 _USUAL = "sm100"
 """The GPU that releases are compared for on a machine without one."""
 
@@ -41,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check-files",
         choices=[level.value for level in FileCheck],
-        default=FileCheck.MOE.value,
         help="how closely installed files are compared with their record (default: moe, sizes of what FP4 MoE runs)",
     )
     parser.add_argument("--live", action="store_true", help="import FlashInfer too, in a process of its own")
@@ -49,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--live-limit",
         type=float,
         metavar="SECONDS",
-        default=DEFAULT_LIMIT,
         help=f"how long that import may take (default: {DEFAULT_LIMIT:g})",
     )
     what_if = parser.add_argument_group("what if", "another machine; what is not said is taken from this one")
@@ -67,16 +67,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Examine and print."""
-    if not options.live_limit > 0:
+    if options.live_limit is not None and not options.live_limit > 0:
         raise ArgumentError("--live-limit", "a positive number of seconds", options.live_limit)
+    if options.live_limit is not None and not options.live:
+        raise ArgumentError("--live-limit", "to be given with --live only", options.live_limit)
     if options.compare:
         return _compare(options)
     asked = Asked(options.flashinfer, options.arch, options.torch, options.cuda)
     if asked.anything:
-        _refuse(options, "--flashinfer, --arch, --torch or --cuda", "live")
+        _refuse(options, "--flashinfer, --arch, --torch or --cuda", "live", "check_files")
         examination = examine_asked(asked)
     else:
-        examination = examine(FileCheck(options.check_files), options.live_limit if options.live else None)
+        limit = (options.live_limit or DEFAULT_LIMIT) if options.live else None
+        examination = examine(FileCheck(options.check_files or FileCheck.MOE), limit)
     if options.json:
         print(json.dumps(examination.to_dict(), indent=2))
     else:
@@ -85,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    _refuse(options, "--compare", "flashinfer", "torch", "cuda", "live")
+    _refuse(options, "--compare", "flashinfer", "torch", "cuda", "live", "check_files")
     old, new = (recorded(version) for version in options.compare)
     architecture = premise_of_architecture(options.arch, architecture_of(this_environment()))
     if architecture == Premise(None, Source.THIS_MACHINE):
@@ -102,7 +105,8 @@ def _refuse(options: argparse.Namespace, what: str, *names: str) -> None:
     """Refuse options that have no meaning beside others."""
     for name in names:
         if getattr(options, name):
-            raise ArgumentError(f"--{name}", f"not to be given with {what}", str(getattr(options, name)))
+            option = f"--{name.replace('_', '-')}"
+            raise ArgumentError(option, f"not to be given with {what}", str(getattr(options, name)))
 
 
 def print_examination(examination: Examination, *, verbose: bool = False) -> None:
@@ -173,6 +177,11 @@ def _install_lines(environment: Environment) -> list[str]:
         f"{one.name} {one.version} in {one.location} (files: {one.files.state.value.replace('_', ' ')})"
         for one in found
     ]
+    for one in found:
+        wrong = one.files.wrong
+        lines.extend(f"missing or changed: {path}" for path in wrong[:_MOST_FILES])
+        if len(wrong) > _MOST_FILES:
+            lines.append(f"missing or changed: {len(wrong) - _MOST_FILES} more files of {one.name}")
     lines.extend(
         f"import {one.name} loads {one.location}"
         for one in environment.packages.value or ()

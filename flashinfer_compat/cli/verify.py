@@ -14,6 +14,7 @@ import json
 from dataclasses import replace
 
 from flashinfer_compat.cli.console import paragraph
+from flashinfer_compat.cli.interrupts import raise_if_interrupted
 from flashinfer_compat.errors import DependencyMissingError
 from flashinfer_compat.self_checks import SelfCheck
 from flashinfer_compat.vocabulary import Backend, Evidence, parse
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         import torch
     except ImportError as error:
         raise DependencyMissingError("torch", "verify") from error
-    from flashinfer_compat.machine import this_environment, this_machine
+    from flashinfer_compat.machine import this_environment, this_machine_without_policy
     from flashinfer_compat.verification.run import obstacles, self_checks
     from flashinfer_compat.verified import store
     from flashinfer_compat.weights.devices import usable_device
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     device = usable_device(
         options.device or ("cuda" if torch.cuda.is_available() else "cpu"), "--device", computes=True
     )
-    target = this_machine()
+    target = this_machine_without_policy()
     # What ran on a CPU says nothing about the GPU that plans are made for.
     backends = [parse(Backend, one, "--backend") for one in options.backend or ()] or list(Backend)
     why_not = "asked not to" if options.no_store else ""
@@ -54,11 +55,13 @@ def run(options: argparse.Namespace) -> int:
     if device.type == "cpu" and target.architecture is not None:
         why_not = "a run on the CPU says nothing about this machine's GPU"
         target = replace(target, architecture=None)
+    raise_if_interrupted()
     checks = []
     for check in self_checks(target, device, backends):
         checks.append(check)
         if not options.json:
             _print(check)
+        raise_if_interrupted()
     checked = {check.kind.backend for check in checks}
     not_run = {one.value: obstacles(target, device, one) for one in backends if one.value not in checked}
     path = None

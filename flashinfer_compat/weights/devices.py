@@ -34,5 +34,8 @@ def usable_device(name: str, argument: str, *, computes: bool = False) -> torch.
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         does = "computes on" if computes else "can use"
         expected = f"a device that this torch {does}, such as 'cpu' or 'cuda:0'"
-        raise ArgumentError(argument, expected, f"{name!r} ({str(error).splitlines()[0]})") from error
+        # torch goes on for a page about where the kernels could be.
+        lacks = isinstance(error, NotImplementedError)
+        why = "it has no kernels for that" if lacks else str(error).splitlines()[0]
+        raise ArgumentError(argument, expected, f"{name!r} ({why})") from error
     return device

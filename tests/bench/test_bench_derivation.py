@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured_values import H200, R1, point, row, way
 
-from flashinfer_compat.bench.derivation import NOISE, policy_rows, split_from
+from flashinfer_compat.bench.derivation import ADVISED, NOISE, pairs_of, policy_rows, split_from
 from flashinfer_compat.bench.results import Point
 from flashinfer_compat.policy import PolicyRow, Times
+from flashinfer_compat.vocabulary import Backend
 
 # How much of fused's time split takes: about the noise as often as anything.
 FACTORS = st.sampled_from([0.5, 0.9, 0.969, 0.971, 1.0, 1.2]) | st.floats(0.1, 10.0)
@@ -73,6 +74,15 @@ def test_one_way_alone_gives_no_row() -> None:
     # Split of other sizes is not the one beside it.
     other = replace(points[1], way=replace(points[1].way, sizes=replace(R1, intermediate_size=256)))
     assert policy_rows([points[0], other], H200) == ()
+
+
+def test_where_plan_takes_fused_only_by_name_nothing_follows() -> None:
+    # docs/plans.md: the torch backend prefers split.
+    assert set(Backend) - ADVISED == {Backend.TORCH}
+    fused, split = way("expanded", "torch"), way("split", "torch")
+    assert policy_rows([point(fused, 1, 90.0), point(split, 1, 80.0)], H200) == ()
+    assert pairs_of([fused, split]) == ()
+    assert pairs_of([way("split"), way("expanded")]) == ((way("expanded"), way("split")),)
 
 
 @given(all_times())

@@ -48,9 +48,12 @@ def test_progress_says_what_was_just_measured() -> None:
 
 def test_what_a_policy_says() -> None:
     assert policy_sentence(row({1: (90, 103), 512: (300, 270)}, 512)) == (
-        "triton w4a16, intermediate_size 2048: split from 512 tokens on (270 us instead of expanded's 300 at 512)."
+        "triton w4a16, intermediate_size 2048, input topk: split in place of expanded from 512 tokens on (270 us "
+        "instead of 300 at 512)."
     )
-    assert policy_sentence(row({1: (90, 103)}, None)).endswith("expanded, whatever the number of tokens.")
+    assert policy_sentence(row({1: (90, 103)}, None)).endswith("input topk: expanded, whatever the number of tokens.")
+    native = policy_sentence(row({1: (90, 103)}, None, fused="native"))
+    assert native.endswith("input logits: native, whatever the number of tokens.")
 
 
 def test_a_refusal_is_told_once_and_only_where_nothing_runs() -> None:
