@@ -133,7 +133,7 @@ def _joined(server: str, choices: Sequence[Mapping[str, Any]], part: str | None)
     reasoning: list[str] = []
     content: list[str] = []
     tokens: list[Token] = []
-    given = False
+    given = said = False
     for choice in choices:
         texts = choice if part is None else choice.get(part)
         names = ("text",) if part is None else ("content", "reasoning_content", "reasoning")
@@ -141,7 +141,9 @@ def _joined(server: str, choices: Sequence[Mapping[str, Any]], part: str | None)
             where = "text" if part is None else f"{part}.content"
             raise MalformedAnswerError(server, f"expected `{where}` in the choice, got {_line(json.dumps(choice))}")
         for name in names:
-            text = texts.get(name) or ""
+            text = texts.get(name)
+            said = said or text is not None
+            text = "" if text is None else text
             if not isinstance(text, str):
                 raise MalformedAnswerError(server, f"expected text in `{name}`, got {_line(json.dumps(text))}")
             if name != "reasoning" or not texts.get("reasoning_content"):
@@ -149,6 +151,11 @@ def _joined(server: str, choices: Sequence[Mapping[str, Any]], part: str | None)
         if choice.get("logprobs"):
             given = True
             tokens.extend(_tokens(server, choice["logprobs"]))
+        # An answer that is a call of a tool has no text; a streamed one without text need not say so.
+        said = said or part == "delta" or bool(texts.get("tool_calls"))
+    if not said:
+        where = "text" if part is None else f"{part}.content"
+        raise MalformedAnswerError(server, f"`{where}` is null, which is no answer, not even an empty one")
     finish = next((one["finish_reason"] for one in reversed(choices) if one.get("finish_reason")), None)
     return Answer("".join([*reasoning, *content]), tuple(tokens) if given else None, finish)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import os
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -124,6 +125,9 @@ class Server:
             found = f"it lists {len(facts.models)} models: {listed}" if listed else "its /v1/models lists no model"
             raise ModelNotChosenError(self.title, found, f"Name one with {option}.")
         self.model = model or facts.models[0]
+        if any("\ud800" <= one <= "\udfff" for one in self.model):
+            problem = f"the model's name, {self.model!r}, holds a lone surrogate and cannot be sent"
+            raise ModelNotChosenError(self.title, problem, f"Name another with {option}.")
 
     async def probe(self, prompt: str) -> Answer:
         """Answer one prompt, and find out whether log-probabilities may be asked for."""
@@ -185,6 +189,10 @@ class Server:
         return parse(self.title, response.content, chat=self.request.chat)
 
     def _check(self, response: httpx.Response, path: str) -> None:
+        target = response.headers.get("location")
+        if response.is_redirect and target:
+            problem = f"{path} is redirected to {target!r}, which is not followed"
+            raise HTTPStatusError(self.title, response.status_code, problem, "Give the address that answers itself.")
         if response.status_code != httpx.codes.OK:
             way_out = _WAYS_OUT.get(response.status_code, "")
             raise HTTPStatusError(
@@ -220,19 +228,30 @@ class Server:
         except httpx.RemoteProtocolError as error:
             problem = f"{path}: {error}"
             if "without sending a response" in str(error):
-                raise ConnectionFailedError(self.title, problem) from error
+                raise ConnectionFailedError(self.title, problem, _proxies(self.url)) from error
             raise CutAnswerError(self.title, problem) from error
         except httpx.DecodingError as error:
             raise MalformedAnswerError(self.title, f"{path}: {error}") from error
         except (httpx.TransportError, httpx.InvalidURL) as error:
             problem = f"{path}: {str(error) or type(error).__name__}"
-            raise ConnectionFailedError(self.title, problem, "Is it running there?") from error
+            way_out = f"Is it running there? {_proxies(self.url)}".rstrip()
+            raise ConnectionFailedError(self.title, problem, way_out) from error
 
 
 _WAYS_OUT = {
     401: "Name the variable that holds its key with --key-variable.",
     404: "Is the URL the server's root, and the model's name one of /v1/models?",
 }
+
+
+def _proxies(url: str) -> str:
+    """Says which variables may have sent the request to a proxy instead; empty where none is set."""
+    kinds = (f"{url.partition(':')[0]}_proxy", "all_proxy")
+    found = [name for name in os.environ if name.lower() in kinds and os.environ[name]]
+    if not found:
+        return ""
+    are = "is set: it is" if len(found) == 1 else "are set: they are"
+    return f"{' and '.join(found)} {are} honoured, except for hosts in NO_PROXY."
 
 
 @functools.cache

@@ -64,8 +64,10 @@ class PromptComparison:
     """None where the texts are the same."""
     tokens: int
     """How many tokens both gave a log-probability for, up to the divergence."""
+    one_sided: int
+    """How many tokens only one of the two gave a log-probability for, up to the divergence."""
     gap: Gap | None
-    """Over those tokens; None without any. Beyond the divergence the servers see different text."""
+    """Over the former tokens; None without any. Beyond the divergence the servers see different text."""
 
     @property
     def matches(self) -> bool:
@@ -101,6 +103,16 @@ class Comparison:
         found = [(number, one.gap) for number, one in enumerate(self.prompts) if one is not None and one.gap]
         return max(found, key=lambda pair: pair[1].size, default=None)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that both gave a log-probability for."""
+        return sum(one.tokens for one in self.prompts if one is not None)
+
+    @property
+    def one_sided(self) -> int:
+        """Tokens that only one of the two gave a log-probability for."""
+        return sum(one.one_sided for one in self.prompts if one is not None)
+
 
 def compare_runs(first: Sequence[Answer | None], second: Sequence[Answer | None]) -> Comparison:
     """Compare answer by answer; None is a prompt without an answer."""
@@ -115,6 +127,7 @@ def compare(first: Answer, second: Answer) -> PromptComparison:
     return PromptComparison(
         _divergence(first, second, common),
         sum(one.logprob is not None and other.logprob is not None for one, other in _until(mine, theirs, common)),
+        _one_sided(first, second, common),
         _gap(mine, theirs, common),
     )
 
@@ -132,6 +145,14 @@ def _divergence(first: Answer, second: Answer, common: int) -> Divergence | None
     if common < len(mine) and common < len(theirs):
         margins = [_margin(mine[common], theirs[common]), _margin(theirs[common], mine[common])]
     return Divergence("token", common, before, *onward, *margins)
+
+
+def _one_sided(first: Answer, second: Answer, common: int) -> int:
+    mine, theirs = first.tokens or (), second.tokens or ()
+    # The same text, and one of the two without any token: it left them out.
+    if first.text == second.text != "" and not (mine and theirs):
+        return sum(one.logprob is not None for one in mine or theirs)
+    return sum((one.logprob is None) != (other.logprob is None) for one, other in _until(mine, theirs, common))
 
 
 def _margin(own: Token, other: Token) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashinfer_compat.ab.printable import printable
 from flashinfer_compat.errors import FlashInferCompatError
 
 __all__ = [
@@ -29,7 +30,7 @@ class ServerError(FlashInferCompatError):
         self.server = server
         self.problem = problem
         self.way_out = way_out
-        super().__init__(f"{server}: {problem}." + (f" {way_out}" if way_out else ""))
+        super().__init__(printable(f"{server}: {problem}.") + (f" {way_out}" if way_out else ""))
 
     def to_dict(self) -> dict[str, str]:
         """The failure as plain JSON values."""

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from urllib.parse import urlsplit
 
 from flashinfer_compat import __version__
 from flashinfer_compat.ab.answers import Answer
 from flashinfer_compat.ab.comparison import Comparison, Gap, PromptComparison, compare_runs
 from flashinfer_compat.ab.facts import ServerFacts, fusion_is_off
 from flashinfer_compat.ab.failures import ServerError
+from flashinfer_compat.ab.printable import counted, printable
 
 __all__ = ["SCHEMA_VERSION", "Failure", "Outcome", "Report", "Side", "Tolerance"]
 
@@ -22,6 +24,9 @@ SCHEMA_VERSION = 1
 Outcome = Answer | ServerError | None
 """What came of a prompt; None where it was not asked."""
 
+_REPEATS_ITSELF = 0.5
+"""Least self-match rate of an A by which B is judged, unless a rate was given."""
+
 _ROUNDING = 1e-9
 """Rates are quotients; one that equals the least rate in exact numbers is enough."""
 
@@ -30,10 +35,16 @@ _ROUNDING = 1e-9
 class Tolerance:
     """What is still good enough."""
 
-    rate: float = 1.0
-    """Least exact-match rate, 0 to 1, against a server A that repeats itself."""
+    rate: float | None = None
+    """Least exact-match rate, 0 to 1, against a server A that repeats itself. None: 1, and nothing is judged by an A
+    that does not."""
     logprob: float | None = None
     """Largest log-probability gap; None: not judged."""
+
+    @property
+    def least(self) -> float:
+        """The rate, also where none was given."""
+        return 1.0 if self.rate is None else self.rate
 
 
 @dataclass(frozen=True)
@@ -111,7 +122,7 @@ class Report:
     @property
     def least_rate(self) -> float:
         """B need not agree with A more than A agrees with itself: the tolerance times A's self-match rate."""
-        return self.tolerance.rate * (1.0 if self.repetition.rate is None else self.repetition.rate)
+        return self.tolerance.least * (1.0 if self.repetition.rate is None else self.repetition.rate)
 
     @property
     def largest_gap_allowed(self) -> float | None:
@@ -134,17 +145,28 @@ class Report:
 
     @property
     def within(self) -> bool | None:
-        """Whether B is within tolerance; None where an answer is missing, since what it would have been is open."""
+        """Whether B is within tolerance; None where it is not judged."""
         rate = self.comparison.rate
-        if self.failures or rate is None:
+        if self.failures or rate is None or not self._a_repeats_itself:
             return None
+        if rate < self.least_rate - _ROUNDING:
+            return False
         allowed, largest = self.largest_gap_allowed, self.comparison.largest
-        near = allowed is None or largest is None or largest[1].size <= allowed
-        return near and rate >= self.least_rate - _ROUNDING
+        if allowed is None:
+            return True
+        # A kernel that computes NaN gives no number where the other gives one.
+        if self.comparison.one_sided:
+            return False
+        return None if largest is None else largest[1].size <= allowed
+
+    @property
+    def _a_repeats_itself(self) -> bool:
+        own = self.repetition.rate
+        return self.tolerance.rate is not None or own is None or own >= _REPEATS_ITSELF
 
     @property
     def exit_code(self) -> int:
-        """0 within tolerance, 1 not, 2 when a server did not answer every prompt."""
+        """0 within tolerance, 1 not, 2 when it was not judged."""
         return {True: 0, False: 1, None: 2}[self.within]
 
     @property
@@ -153,16 +175,27 @@ class Report:
         compared = self.comparison
         rate = "nothing could be compared" if compared.rate is None else f"{_share(compared)} of B's answers are A's"
         if self.within is None:
-            missing = Counter(one.server for one in self.failures)
-            told = " and ".join(f"server {name} left {count} without an answer" for name, count in missing.items())
-            return f"Not judged: {told}; {rate}."
+            return f"Not judged: {self._why_not_judged}; {rate}."
         verdict = "Within tolerance" if self.within else "Not within tolerance"
         gap = ""
         if compared.largest is not None:
             allowed = self.largest_gap_allowed
             limit = "" if allowed is None else f", at most {allowed:.3g} allowed"
             gap = f"; the largest log-probability gap is {compared.largest[1].size:.3g}{limit}"
+        if self.tolerance.logprob is not None and compared.one_sided:
+            gap += f"; for {counted(compared.one_sided, 'token')} only one of the servers gave a log-probability"
         return f"{verdict}: {rate}, at least {self.least_rate:.1%} needed{gap}."
+
+    @property
+    def _why_not_judged(self) -> str:
+        if missing := Counter(one.server for one in self.failures):
+            return " and ".join(f"server {name} left {count} without an answer" for name, count in missing.items())
+        if not self._a_repeats_itself:
+            return (
+                f"A does not repeat itself, {_share(self.repetition)} of its answers came again"
+                " (--tolerance judges B all the same)"
+            )
+        return "no log-probability could be compared, as --logprob-tolerance asks"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -185,7 +218,7 @@ class Report:
             "determinism": {"deterministic": self.deterministic, **_numbers(self.repetition)},
             "comparison": _numbers(self.comparison),
             "tolerance": {
-                "rate": self.tolerance.rate,
+                "rate": self.tolerance.least,
                 "least_rate": self.least_rate,
                 "logprob": self.tolerance.logprob,
                 "largest_gap_allowed": self.largest_gap_allowed,
@@ -218,28 +251,44 @@ def _nearer(first: PromptComparison | None, again: PromptComparison | None) -> P
 def _notes(report: Report) -> list[str]:
     notes = []
     if report.deterministic is False:
-        notes.append(
-            f"Server A is not deterministic against itself: it repeated {_share(report.repetition)} of its answers. B"
-            " is judged against that: the least rate is the tolerance times A's self-match rate, and B may give either"
-            " of A's two answers."
+        own = f"Server A is not deterministic against itself: it repeated {_share(report.repetition)} of its answers."
+        judged = (
+            " B is judged against that: the least rate is the tolerance times A's self-match rate, and B may give"
+            " either of A's two answers."
         )
+        notes.append(own + ("" if report.within is None else judged))
     sides: Sequence[tuple[str, Side]] = (("A", report.a), ("B", report.b))
     for name, side in sides:
         if not side.gives_logprobs:
             why = f": {side.refusal}" if side.refusal else ""
             notes.append(f"Server {name} gives no log-probabilities{why}. Only texts are compared.")
         if nulls := side.null_logprobs:
-            notes.append(f"Server {name} wrote null for {nulls} log-probabilities, as SGLang and vLLM do for NaN.")
+            told = f"{nulls} log-probabilit{'y' if nulls == 1 else 'ies'}"
+            notes.append(f"Server {name} wrote null for {told}, as SGLang and vLLM do for NaN.")
     off = {fusion_is_off(side.facts) for _, side in sides}
     if off in ({True}, {False}):
         notes.append(f"Both servers say that shared-expert fusion is {'off' if off == {True} else 'not disabled'}.")
     if report.a.model != report.b.model:
-        notes.append(f"The models have different names: {report.a.model} and {report.b.model}.")
+        names = f"{printable(report.a.model)} and {printable(report.b.model)}"
+        notes.append(f"The models have different names: {names}.")
     pairs = zip(report.a.answers(0), report.b.answers(0), strict=True)
     empty = sum(one is not None and other is not None and one.text == other.text == "" for one, other in pairs)
     if empty:
-        notes.append(f"{empty} prompts have an empty answer from both, which says little.")
+        have = "has" if empty == 1 else "have"
+        notes.append(f"{counted(empty, 'prompt')} {have} an empty answer from both, which says little.")
+    if _address(report.a.facts.url) == _address(report.b.facts.url):
+        notes.append("A and B are the same address: one server was compared with itself.")
     return notes
+
+
+def _address(url: str) -> tuple[str, str | None, int | None, str]:
+    """What two spellings of one address have in common."""
+    parts = urlsplit(url)
+    # The scheme and the host's name come in lower case.
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme), parts.path.rstrip("/")
+
+
+_PORTS = {"http": 80, "https": 443}
 
 
 def _share(comparison: Comparison) -> str:
@@ -252,7 +301,8 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
         "compared": comparison.compared,
         "matched": comparison.matched,
         "exact_match_rate": comparison.rate,
-        "logprobs_compared": sum(one.tokens for one in comparison.prompts if one is not None),
+        "logprobs_compared": comparison.tokens,
+        "logprobs_one_sided": comparison.one_sided,
         "largest_logprob_gap": None if largest is None else _gap(*largest),
     }
 

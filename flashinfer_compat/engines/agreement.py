@@ -6,9 +6,10 @@ error. What they depend on is exchanged while nothing is loaded yet, and the fir
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -112,17 +113,14 @@ def require_same(facts: Mapping[str, str], group: ProcessGroup | None = None, *,
     world = distributed.get_world_size(group)
     if world < 1:
         raise ArgumentError("group", "a group that this rank is in", "one without it")
+    ranks = distributed.get_process_group_ranks(group or distributed.group.WORLD)
     if distributed.get_backend(group) == "gloo":
         try:
             distributed.monitored_barrier(group, timeout, wait_all_ranks=True)
         except RuntimeError as error:
-            raise RankDisagreementError(
-                f"Not every rank compared its plan within {timeout}: {error} "
-                "Start every rank with the same packages and the same environment variables."
-            ) from error
+            raise RankDisagreementError(_absence(str(error), ranks, distributed.get_rank(), timeout)) from error
     gathered: list[Any] = [None] * world
     distributed.all_gather_object(gathered, dict(facts), group)
-    ranks = distributed.get_process_group_ranks(group or distributed.group.WORLD)
     differences = _differences(dict(zip(ranks, gathered, strict=True)))
     if differences:
         listed = "\n".join(f"  {one}" for one in differences)
@@ -131,6 +129,31 @@ def require_same(facts: Mapping[str, str], group: ProcessGroup | None = None, *,
             "Install the same packages on every host, and set the same environment variables.",
             differences,
         )
+
+
+def _absence(said: str, ranks: Sequence[int], own: int, timeout: timedelta) -> str:
+    """What is known of a barrier that failed: only the group's first rank waits for each of the others.
+
+    Args:
+        said: monitored_barrier's text, such as `[Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 3000 ms`.
+        ranks: the group's, by their number in the whole world.
+        own: this rank.
+        timeout: how long it waited.
+    """
+    if own != ranks[0]:
+        which = f"rank {ranks[0]}'s log names it."
+    elif named := _FAILED.search(said):
+        absent = [ranks[int(one)] for one in re.findall(r"\d+", named[1])]
+        which = f"rank{'s'[: len(absent) > 1]} {', '.join(map(str, absent))} did not."
+    else:
+        which = f"which is not known.\nPyTorch says: {said}"
+    return (
+        f"Not every rank compared its plan within {timeout}: {which}\n"
+        "Start every rank, with the same packages and the same environment variables."
+    )
+
+
+_FAILED = re.compile(r"Ranks? ([\d, ]+) failed to pass")
 
 
 def _differences(facts_by_rank: Mapping[int, Mapping[str, str]]) -> tuple[Difference, ...]:

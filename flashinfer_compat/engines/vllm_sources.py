@@ -9,6 +9,8 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from flashinfer_compat.environment.reading import read_regular
+
 __all__ = ["SOURCES", "differing"]
 
 SOURCES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
@@ -60,6 +62,6 @@ def differing(folder: Path, release: str) -> tuple[str, ...]:
 
 def _digest(path: Path) -> str:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular(path)).hexdigest()
     except OSError:
         return ""

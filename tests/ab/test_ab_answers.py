@@ -70,8 +70,24 @@ def test_reasoning_is_part_of_the_text() -> None:
         message = {"content": "4", **dict.fromkeys(names, "2+2=")}
         body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
         assert parse_answer("A", body, chat=True).text == "2+2=4"
-    body = b'{"choices":[{"message":{"role":"assistant","content":null},"finish_reason":"stop"}]}'
-    assert parse_answer("A", body, chat=True) == Answer("", None, "stop")
+    message = {"content": None, "reasoning": "2+2="}
+    body = json.dumps({"choices": [{"message": message, "finish_reason": "length"}]}).encode()
+    assert parse_answer("A", body, chat=True).text == "2+2="
+
+
+def test_null_is_no_answer() -> None:
+    with pytest.raises(MalformedAnswerError, match="`text` is null"):
+        parse_answer("A", b'{"choices":[{"text":null,"finish_reason":"stop"}]}', chat=False)
+    with pytest.raises(MalformedAnswerError, match="`text` is null"):
+        parse_stream("A", event({"choices": [{"text": None, "finish_reason": "stop"}]}), chat=False)
+    for calls, empty in ((None, False), ([], False), ([{"function": {"name": "f"}}], True)):
+        message = {"role": "assistant", "content": None, "tool_calls": calls}
+        body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
+        if empty:
+            assert parse_answer("A", body, chat=True) == Answer("", None, "stop")
+        else:
+            with pytest.raises(MalformedAnswerError, match=r"`message.content` is null"):
+                parse_answer("A", body, chat=True)
 
 
 def test_logprobs_of_both_endpoints() -> None:

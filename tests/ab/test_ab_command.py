@@ -255,6 +255,7 @@ def test_a_that_gives_up_is_not_asked_again(ab: Callable[..., Any]) -> None:
         "matched": 0,
         "exact_match_rate": None,
         "logprobs_compared": 0,
+        "logprobs_one_sided": 0,
         "largest_logprob_gap": None,
     }
 
@@ -325,6 +326,48 @@ def test_models_that_cannot_be_chosen(
         code, found = ab(*urls, *arguments)
     assert (code, found["error"]["type"]) == (2, kind)
     assert text in found["error"]["message"]
+
+
+def test_a_name_of_a_model_does_not_steer_the_terminal(prompts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "m\x1b[31mred"
+    with serving(echo, {"/v1/models": {"data": [{"id": name}]}}) as a, serving(echo) as b:
+        assert main(["ab", a.url, b.url, "--prompts", prompts]) == 0
+        assert {ask["model"] for ask in a.asks} == {name}
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert shown.count("m\\x1b[31mred") == 2
+    with serving(echo, {"/v1/models": {"data": [{"id": name}, {"id": "y"}]}}) as a, serving(echo) as b:
+        assert main(["ab", a.url, b.url, "--prompts", prompts]) == 2
+    assert "m\\x1b[31mred, y" in capsys.readouterr().err
+
+
+def test_a_redirect_names_where_to(ab: Callable[..., Any]) -> None:
+    def moved(ask: Ask) -> None:
+        ask.send(307, b"", location="http://127.0.0.1:9/v1/completions")
+
+    with pair(moved) as urls:
+        code, found = ab(*urls)
+    assert (code, found["error"]["type"]) == (2, "HTTPStatusError")
+    assert "redirected to 'http://127.0.0.1:9/v1/completions'" in found["error"]["message"]
+
+
+def test_a_proxy_that_may_be_the_reason_is_told(ab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = closed_port()
+    for name in ("no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert "honoured" not in ab(nowhere, nowhere)[1]["error"]["message"]
+    monkeypatch.setenv("HTTP_PROXY", nowhere)
+    with serving(echo) as one:
+        code, found = ab(one.url, one.url)
+    assert (code, found["error"]["type"]) == (2, "ConnectionFailedError")
+    assert "HTTP_PROXY is set: it is honoured, except for hosts in NO_PROXY." in found["error"]["message"]
+
+
+def test_a_model_whose_name_cannot_be_sent(ab: Callable[..., Any]) -> None:
+    with pair(echo, pages={"/v1/models": {"data": [{"id": "m\ud800"}]}}) as urls:
+        code, found = ab(*urls)
+    assert (code, found["error"]["type"]) == (2, "ModelNotChosenError")
+    assert "lone surrogate" in found["error"]["message"]
 
 
 def test_named_models_need_no_list(ab: Callable[..., Any]) -> None:

@@ -31,10 +31,10 @@ SETTINGS = {
 RUN = st.lists(st.sampled_from(["a", "b", "", None]), min_size=4, max_size=4)
 
 
-def outcome(text: str | None, logprob: float | None) -> Outcome:
+def outcome(text: str | None, tokens: tuple[float | None] | None) -> Outcome:
     if text is None:
         return MalformedAnswerError("server", "the answer is not JSON")
-    return Answer(text, None if logprob is None else (Token(text, logprob),), "length")
+    return Answer(text, tokens and (Token(text, tokens[0]),), "length")
 
 
 def report(
@@ -42,15 +42,17 @@ def report(
     again: list[str | None],
     other: list[str | None],
     tolerance: Tolerance | None = None,
-    logprobs: tuple[float, float, float] | None = None,
+    logprobs: tuple[float | None, float | None, float | None] | None = None,
     flags: tuple[bool | None, bool | None] = (None, None),
+    urls: tuple[str, str] = ("http://x", "http://y"),
 ) -> Report:
     runs = [
-        tuple(outcome(text, logprobs and logprobs[number]) for text in run)
+        tuple(outcome(text, logprobs and (logprobs[number],)) for text in run)
         for number, run in enumerate((once, again, other))
     ]
     facts = [
-        ServerFacts("http://x", flags={} if off is None else {"disable_shared_experts_fusion": off}) for off in flags
+        ServerFacts(url, flags={} if off is None else {"disable_shared_experts_fusion": off})
+        for url, off in zip(urls, flags, strict=True)
     ]
     return Report(
         {**SETTINGS, "prompts": len(once)},
@@ -74,7 +76,9 @@ def test_every_report_follows_the_schema_and_the_rule(
     content = found.to_dict()
     VALIDATOR.validate(json.loads(json.dumps(content, allow_nan=False)))
     answered = None not in (*once, *again, *other)
-    assert (found.exit_code == 2) == (not answered)
+    # The first token is the whole text: where no text is the same, there is no pair of log-probabilities.
+    unjudged = found.comparison.tokens == 0 and gap is not None and found.exit_code == 2
+    assert (found.exit_code == 2) == (not answered or unjudged)
     if answered:
         repeated = sum(one == two for one, two in zip(once, again, strict=True)) / len(once)
         matched = sum(b in pair for *pair, b in zip(once, again, other, strict=True)) / len(once)
@@ -135,6 +139,67 @@ def test_log_probabilities_are_judged_by_a_too(logprobs: tuple[float, float, flo
     assert found.largest_gap_allowed == allowed
 
 
+@pytest.mark.parametrize(
+    ("logprobs", "tolerance", "code", "text"),
+    [
+        ((-1.0, -1.0, None), None, 0, "Within"),
+        ((-1.0, -1.0, None), 0.5, 1, "for 4 tokens only one of the servers gave a log-probability"),
+        ((None, None, -1.0), 0.5, 1, "for 4 tokens only one of the servers gave a log-probability"),
+        ((None, None, None), 0.5, 2, "no log-probability could be compared"),
+        ((None, None, None), None, 0, "Within"),
+    ],
+)
+def test_null_log_probabilities_are_not_within_a_tolerance(
+    logprobs: tuple[float | None, float | None, float | None], tolerance: float | None, code: int, text: str
+) -> None:
+    found = report(SAME, SAME, SAME, Tolerance(logprob=tolerance), logprobs)
+    assert found.exit_code == code
+    assert text in found.summary
+    assert found.to_dict()["comparison"]["logprobs_one_sided"] == (4 if set(logprobs) == {None, -1.0} else 0)
+
+
+def test_answers_without_tokens_among_others_are_not_within_a_tolerance() -> None:
+    found = report(SAME, SAME, SAME, Tolerance(logprob=0.5), (-1.0, -1.0, -1.0))
+    (run,) = found.b.runs
+    run = (*run[:3], Answer("b", None, "length"))
+    found = dataclasses.replace(found, b=dataclasses.replace(found.b, runs=(run,)))
+    assert found.exit_code == 1
+    assert "for 1 token only one of the servers" in found.summary
+
+
+def test_texts_that_differ_are_told_before_log_probabilities() -> None:
+    found = report(SAME, SAME, ["x"] * 4, Tolerance(logprob=0.5), (-1.0, -1.0, -1.0))
+    assert (found.exit_code, found.comparison.tokens) == (1, 0)
+    assert report(SAME, SAME, ["x"] * 4, Tolerance(0.0, 0.5), (-1.0, -1.0, -1.0)).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("again", "rate", "code"),
+    [
+        (["x", "x", "x", "x"], None, 2),
+        (["a", "x", "x", "x"], None, 2),
+        (["a", "b", "x", "x"], None, 0),
+        (["x", "x", "x", "x"], 1.0, 0),
+    ],
+)
+def test_an_a_that_does_not_repeat_itself_judges_nothing_unless_told_to(
+    again: list[str | None], rate: float | None, code: int
+) -> None:
+    found = report(SAME, again, SAME, Tolerance(rate))
+    assert found.exit_code == code
+    assert ("Not judged: A does not repeat itself" in found.summary) == (code == 2)
+    assert found.to_dict()["tolerance"]["rate"] == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [("http://x:80/", True), ("http://X", True), ("http://x:81", False), ("https://x", False), ("http://x/b", False)],
+)
+def test_two_spellings_of_one_address_are_told(other: str, same: bool) -> None:
+    notes = report(SAME, SAME, SAME, urls=("http://x", other)).notes
+    assert any("the same address" in note for note in notes) == same
+
+
 def test_a_missing_answer_is_not_judged() -> None:
     found = report(SAME, SAME, ["a", None, "a", None])
     assert (found.exit_code, found.within) == (2, None)
@@ -157,6 +222,7 @@ def test_two_servers_with_the_same_fusion_are_told(flags: tuple[bool | None, boo
 
 def test_empty_answers_are_told() -> None:
     assert any(note.startswith("2 prompts have an empty answer") for note in report(*[["", "", "a", "b"]] * 3).notes)
+    assert any(note.startswith("1 prompt has an empty") for note in report(*[["", "c", "a", "b"]] * 3).notes)
 
 
 def test_what_may_be_nan_is_told() -> None:

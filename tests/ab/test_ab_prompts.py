@@ -44,6 +44,9 @@ def test_objects_may_say_more(tmp_path: Path) -> None:
         ("x.jsonl", b'{"text": "a"}', "line 1"),
         ("x.jsonl", b'""', '"prompt"'),
         ("x.jsonl", b"[1]", "line 1"),
+        ("x.jsonl", b'"a"\n"b \\ud800 c"', "line 2: expected text without a lone surrogate"),
+        ("x.jsonl", b'{"prompt": "\\udfff"}', "line 1: expected text without a lone surrogate"),
+        ("x.txt", b"\xed\xa0\x80", "UTF-8"),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, name: str, content: bytes, text: str) -> None:

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 pytest.importorskip("torch")
 
 import flashinfer_compat as fc
-from flashinfer_compat.engines.agreement import Difference, RankDisagreementError, facts_of, require_agreement
+from flashinfer_compat.engines.agreement import Difference, RankDisagreementError, _absence, facts_of, require_agreement
 from flashinfer_compat.problem import DEEPSEEK_R1
 
 HERE = Path(__file__).parent
@@ -122,8 +123,23 @@ def test_ranks_of_a_group_are_named_by_their_number_in_the_world(answers: dict[s
 def test_a_rank_that_does_not_compare_is_named(answers: dict[str, list[Any]]) -> None:
     found = answers["absent"]
     assert "Not every rank compared its plan within 0:00:03" in found[0][0]
-    assert "rank 3" in found[0][0].lower() or "ranks 3" in found[0][0].lower(), found[0][0]
-    assert [one[0].startswith("Not every rank compared") for one in found[:3]] == [True] * 3
+    first, *others = (one[0].splitlines()[0] for one in found[:3])
+    assert first == "Not every rank compared its plan within 0:00:03: rank 3 did not."
+    assert others == ["Not every rank compared its plan within 0:00:03: rank 0's log names it."] * 2
+
+
+@pytest.mark.parametrize(
+    ("said", "own", "text"),
+    [
+        ("[Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 3000 ms", 4, "ranks 5, 7 did not."),
+        ("[Rank 0]: Rank 1 failed to pass monitoredBarrier in 3000 ms", 4, "rank 5 did not."),
+        ("Connection reset", 4, "which is not known.\nPyTorch says: Connection reset"),
+        ("Connection reset", 5, "rank 4's log names it."),
+    ],
+)
+def test_absent_ranks_have_their_number_in_the_world(said: str, own: int, text: str) -> None:
+    message = _absence(said, [4, 5, 7], own, timedelta(seconds=3))
+    assert message.startswith(f"Not every rank compared its plan within 0:00:03: {text}\n")
 
 
 def test_without_torch_distributed_nothing_is_done_and_torch_is_not_loaded() -> None:

@@ -101,5 +101,8 @@ from flashinfer_compat.engines.sglang import register
 register()
 loaded = {{"sglang", "torch", "flashinfer"}} & set(sys.modules)
 assert not loaded, loaded
+own = {{name for name in sys.modules if name.startswith("flashinfer_compat.engines.")}}
+assert own == {{"flashinfer_compat.engines.sglang", "flashinfer_compat.engines.switch"}}, own
+assert "flashinfer_compat.planning" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -169,6 +169,9 @@ from flashinfer_compat.engines.vllm import register
 register()
 loaded = {{"vllm", "torch", "flashinfer"}} & set(sys.modules)
 assert not loaded, loaded
+own = {{name for name in sys.modules if name.startswith("flashinfer_compat.engines.")}}
+assert own == {{"flashinfer_compat.engines.vllm", "flashinfer_compat.engines.switch"}}, own
+assert "flashinfer_compat.planning" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
