@@ -64,3 +64,9 @@ def test_a_near_architecture_is_offered(text: str, near: str | None) -> None:
     with pytest.raises(UnknownNameError) as caught:
         parse_architecture(text)
     assert caught.value.nearest == near
+
+
+def test_a_renamed_architecture_is_told_by_its_new_name() -> None:
+    for text in ("sm101", "sm_101a", "10.1"):
+        with pytest.raises(UnknownNameError, match=r"Did you mean 'sm110'\?"):
+            parse_architecture(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,9 @@ from flashinfer_compat.doctor.made_up import made_up_environment, made_up_target
 from flashinfer_compat.doctor.question import Asked, Question, question_of
 from flashinfer_compat.environment import Environment, FileCheck, collect
 from flashinfer_compat.features.target import Target
-from flashinfer_compat.machine import read_flashinfer, target_of
+from flashinfer_compat.machine import gpu_of, read_flashinfer, target_of
+from flashinfer_compat.policy import PolicyError
+from flashinfer_compat.policy_files import VARIABLE, load_policy
 from flashinfer_compat.report import Capabilities, StrategyState, capabilities_of
 from flashinfer_compat.self_checks import SelfCheck
 from flashinfer_compat.verified import load
@@ -25,6 +28,18 @@ __all__ = ["SCHEMA_VERSION", "Examination", "examine", "examine_asked", "examine
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes; schemas/doctor-1.json describes this one."""
 
+_DECIDING = ("version-conflict", "installed-twice")
+"""Codes of findings that decide which release is to be installed; the last one of those found counts."""
+_OF_ONE_COPY = (
+    "files-changed",
+    "metadata-broken",
+    "package-missing",
+    "package-unreadable",
+    "record-missing",
+    "release-incomplete",
+    "version-conflict",
+)
+"""Codes of findings about one installed copy, whose repairs could contradict theirs."""
 _EXIT = {Severity.NOTE: 0, Severity.WARNING: 1, Severity.ERROR: 2}
 
 
@@ -98,15 +113,30 @@ def examine(check_files: FileCheck = FileCheck.MOE, live_limit: float | None = N
     environment = collect(check_files=check_files)
     symbols = read_flashinfer(environment)
     live = None if live_limit is None or symbols is None else import_flashinfer(symbols, live_limit)
-    return examine_environment(environment, live, load(environment))
+    return examine_environment(environment, live, load(environment), _policy_problem(environment))
+
+
+def _policy_problem(environment: Environment) -> str:
+    """Why planning cannot use the policy file that a variable names; empty where it can, or none is named."""
+    if not os.environ.get(VARIABLE):
+        return ""
+    gpu = gpu_of(environment)
+    try:
+        load_policy(environment, gpu.name if gpu else None)
+    except PolicyError as error:
+        return f"{error.subject}: expected {error.expected}, got {error.actual}."
+    return ""
 
 
 def examine_environment(
-    environment: Environment, live: LiveImport | None = None, self_checks: tuple[SelfCheck, ...] = ()
+    environment: Environment,
+    live: LiveImport | None = None,
+    self_checks: tuple[SelfCheck, ...] = (),
+    policy_problem: str = "",
 ) -> Examination:
     """Examine a machine whose facts are gathered already."""
     target = replace(target_of(environment, read_flashinfer(environment)), self_checks=self_checks)
-    return _examined(environment, target, live=live)
+    return _examined(environment, target, live=live, policy_problem=policy_problem)
 
 
 def examine_asked(asked: Asked, environment: Environment | None = None) -> Examination:
@@ -127,10 +157,26 @@ def examine_asked(asked: Asked, environment: Environment | None = None) -> Exami
 
 
 def _examined(
-    environment: Environment, target: Target, *, live: LiveImport | None = None, question: Question | None = None
+    environment: Environment,
+    target: Target,
+    *,
+    live: LiveImport | None = None,
+    policy_problem: str = "",
+    question: Question | None = None,
 ) -> Examination:
     report = capabilities_of(target)
-    facts = Facts(environment, report, live, made_up=question is not None)
-    findings = [finding for check in CHECKS for finding in check.findings(facts)]
+    facts = Facts(environment, report, live, policy_problem, made_up=question is not None)
+    findings = _agreeing([finding for check in CHECKS for finding in check.findings(facts)])
     findings.sort(key=lambda finding: -_EXIT[finding.severity])
     return Examination(environment, report, tuple(findings), live, question)
+
+
+def _agreeing(findings: list[Finding]) -> list[Finding]:
+    """The findings, without repairs of a copy where another finding decides which release is to be installed."""
+    first = {finding.subject: finding.code for code in _DECIDING for finding in findings if finding.code == code}
+    return [
+        replace(finding, repair="", advice=f"First do what {first[finding.subject]} says.")
+        if finding.code in _OF_ONE_COPY and first.get(finding.subject, finding.code) != finding.code
+        else finding
+        for finding in findings
+    ]

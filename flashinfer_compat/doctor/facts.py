@@ -32,6 +32,8 @@ class Facts:
     report: Capabilities
     live: LiveImport | None = None
     """What importing FlashInfer gave; None where it was not tried."""
+    policy_problem: str = ""
+    """Why the policy file that a variable names cannot be used here; empty where none is named, or it can."""
     made_up: bool = False
     """Whether it is the machine of a question, of which only release, GPU, torch and CUDA are known."""
 
@@ -74,8 +76,12 @@ class Facts:
 
     def variable(self, name: str) -> str:
         """The value of an environment variable; empty where it is not set, as `os.getenv` users take it."""
+        return self.setting(name) or ""
+
+    def setting(self, name: str) -> str | None:
+        """The value of an environment variable; None where it is not set."""
         found = (one for one in self.environment.variables.value or () if one.name == name)
-        return next((one.value for one in found), "")
+        return next((one.value for one in found), None)
 
     def first_copy(self, distribution: str) -> Distribution | None:
         """The copy of a distribution that counts."""
@@ -84,7 +90,7 @@ class Facts:
     def package_version(self, package: str, distribution: str) -> str | None:
         """`__version__` of a package that can be imported; None where it cannot, or states none."""
         found = self.environment.package(package)
-        if found is None:
+        if found is None or found.origin is None:
             return None
         copy = self.first_copy(distribution)
         return found.version_from_source or (copy.version if copy else None)

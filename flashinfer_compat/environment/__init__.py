@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from flashinfer_compat.environment.caches import cache_directory
     from flashinfer_compat.environment.collection import collect
     from flashinfer_compat.environment.model import (
+        Beside,
         CacheDirectory,
         CachePurpose,
         CompiledModule,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Beside",
     "CacheDirectory",
     "CachePurpose",
     "CompiledModule",

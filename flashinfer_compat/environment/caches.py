@@ -93,7 +93,10 @@ def _triton(environ: Mapping[str, str]) -> tuple[Path, str]:
 def _own(environ: Mapping[str, str]) -> tuple[Path, str]:
     chosen = environ.get("FLASHINFER_COMPAT_CACHE_DIR")
     if chosen:
-        return Path(chosen).absolute(), "FLASHINFER_COMPAT_CACHE_DIR"
+        # A shell leaves the ~ of a quoted value; expanduser would take the home of this process.
+        first, _, below = chosen.partition("/")
+        path = Path(_home(environ), below) if first == "~" else Path(chosen)
+        return path.absolute(), "FLASHINFER_COMPAT_CACHE_DIR"
     base = Path(environ.get("XDG_CACHE_HOME", ""))
     if base.is_absolute():  # The XDG specification has relative paths ignored.
         return base / "flashinfer_compat", "XDG_CACHE_HOME"
@@ -138,6 +141,11 @@ def _obstacle(nearest: Path, mount: Mount | None) -> str | None:
         return f"{nearest} is not a directory"
     if mount is not None and mount.read_only:
         return f"{mount.point} is mounted read-only"
+    if mount is not None and mount.is_of_the_kernel:
+        return f"{mount.point} is a file system of the kernel ({mount.filesystem}), where nobody can make files"
+    # Root passes every test of permission; the mounts are not always told.
+    if os.statvfs(nearest).f_flag & os.ST_RDONLY:
+        return f"the file system of {nearest} is read-only"
     if not os.access(nearest, os.W_OK | os.X_OK):
         return f"no permission to write in {nearest}"
     return None

@@ -10,14 +10,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashinfer_compat.environment.model import Distribution, Distributions, FileCheck
+from flashinfer_compat.environment.model import Beside, Distribution, Distributions, FileCheck
 from flashinfer_compat.environment.reading import path_entries, read_regular
 from flashinfer_compat.environment.records import check_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["DISTRIBUTIONS", "DISTRIBUTION_PREFIXES", "gather_distributions", "is_relevant", "scan"]
+__all__ = ["DISTRIBUTIONS", "DISTRIBUTION_PREFIXES", "gather_distributions", "is_relevant", "normalised", "scan"]
 
 DISTRIBUTIONS = frozenset(
     {
@@ -45,6 +45,7 @@ DISTRIBUTION_PREFIXES = ("flashinfer-jit-cache-", "nvidia-cutlass-dsl-libs")
 _COMPARED = ("flashinfer-", "apache-tvm-ffi", "cuda-tile", "nvidia-cutlass-dsl")
 """Whose files are compared without hashes too: kernels run through them. torch and engines have 30,000 files more."""
 
+_FLASHINFER = "flashinfer-python"
 _METADATA_SUFFIXES = (".dist-info", ".egg-info")
 _METADATA_FILES = ("METADATA", "PKG-INFO", "")
 
@@ -57,11 +58,31 @@ def gather_distributions(search_path: Sequence[str] | None, check_files: FileChe
         check_files: How closely to compare their files with RECORD; without hashes only those of FlashInfer and of
             the libraries it calls kernels through.
     """
-    problems = (_list(entry)[1] for entry in path_entries(search_path))
+    listed = [_list(entry) for entry in path_entries(search_path)]
+    found = tuple(scan(search_path, is_relevant, check_files))
+    required = {_required(line) for one in found if one.name == _FLASHINFER for line in one.requires}
+    wanted = {name for name in required if not is_relevant(name)}
     return Distributions(
-        found=tuple(scan(search_path, is_relevant, check_files)),
-        unreadable=tuple(problem for problem in problems if problem is not None),
+        found=found,
+        unreadable=tuple(problem for _, problem in listed if problem is not None),
+        beside=tuple(_beside([folder for folders, _ in listed for folder in folders], wanted)),
     )
+
+
+def _required(line: str) -> str:
+    """The normalised name in a Requires-Dist line."""
+    match = re.match(r"[\w.-]+", line)
+    return normalised(match[0]) if match else ""
+
+
+def _beside(folders: Sequence[str], wanted: set[str]) -> Iterator[Beside]:
+    seen: set[str] = set()
+    for folder in folders:
+        # An .egg-info may name the interpreter too: name-version-py3.11.egg-info.
+        name, _, version = folder.rpartition(".")[0].partition("-")
+        if normalised(name) in wanted - seen:
+            seen.add(normalised(name))
+            yield Beside(normalised(name), version.partition("-")[0] or None)
 
 
 def is_relevant(name: str) -> bool:
@@ -79,7 +100,7 @@ def scan(
         for suffix in _METADATA_SUFFIXES:
             for folder in folders:
                 if folder.endswith(suffix):
-                    name = _normalised(folder[: -len(suffix)].partition("-")[0])
+                    name = normalised(folder[: -len(suffix)].partition("-")[0])
                     if wanted(name):
                         compared = check_files is FileCheck.HASHES or name.startswith(_COMPARED)
                         yield _read(name, entry, folder, check_files if compared else FileCheck.NONE)
@@ -179,5 +200,6 @@ def _is_pep440(version: str) -> bool:
     return True
 
 
-def _normalised(name: str) -> str:
+def normalised(name: str) -> str:
+    """A distribution's name in lower case, its words joined by "-" (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()

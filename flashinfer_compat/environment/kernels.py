@@ -30,7 +30,8 @@ MODULES = ("fused_moe_trtllm_sm100", "fused_moe_trtllm_sm107", "fused_moe_sm100"
 
 def gather_kernels(packages: Sequence[ImportablePackage], caches: Sequence[CacheDirectory]) -> KernelFiles:
     """The kernel files of the FlashInfer among `packages`, in its packages and in `caches`."""
-    folders = {package.name: Path(package.location) for package in packages if package.location is not None}
+    # A folder without an __init__.py, whose origin is None, is no package that FlashInfer could ask.
+    folders = {one.name: Path(one.location) for one in packages if one.location is not None and one.origin is not None}
     directories = {cache.purpose: cache for cache in caches}
     cubins = directories.get(CachePurpose.CUBINS)
     artifact = _batched_gemm(folders["flashinfer"]) if "flashinfer" in folders else None

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 from flashinfer_compat.errors import ArgumentError
 
 __all__ = [
+    "Beside",
     "CacheDirectory",
     "CachePurpose",
     "CompiledModule",
@@ -94,6 +95,15 @@ class RecordCheck:
     """Recorded paths whose size or hash differs, or that are no regular file any more."""
     reason: str | None = None
 
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """Those missing or changed, modules of the package flashinfer first."""
+        ranked = sorted(
+            (*self.missing, *self.changed),
+            key=lambda path: (not path.startswith("flashinfer/"), not path.endswith((".py", ".so"))),
+        )
+        return tuple(ranked)
+
 
 @dataclass(frozen=True)
 class Distribution:
@@ -123,6 +133,15 @@ class Distribution:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """An installed distribution of which nothing but the name of its metadata folder was read."""
+
+    name: str
+    """Normalised."""
+    version: str | None
+
+
+@dataclass(frozen=True)
 class Distributions:
     """The copies found of every distribution this package asks about."""
 
@@ -130,6 +149,8 @@ class Distributions:
     """In search order: of several copies of one name, Python's metadata functions report the first."""
     unreadable: tuple[str, ...]
     """Search path entries that exist but cannot be listed, each with the reason."""
+    beside: tuple[Beside, ...] = ()
+    """What flashinfer-python requires too; of several copies, the first one."""
 
 
 @dataclass(frozen=True)

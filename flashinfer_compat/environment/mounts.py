@@ -37,6 +37,21 @@ _NETWORK_TYPES = frozenset(
         "wekafs",
     }
 )
+_KERNEL_TYPES = frozenset(
+    {
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "debugfs",
+        "devpts",
+        "proc",
+        "pstore",
+        "securityfs",
+        "sysfs",
+        "tracefs",
+    }
+)
+"""What the kernel shows as files: nobody can add one, root included."""
 _NETWORK_FUSE = (
     "blobfuse",
     "ceph",
@@ -71,6 +86,11 @@ class Mount:
         """Whether the type is known to be served by another machine."""
         kind, _, server = self.filesystem.lower().partition(".")
         return kind in _NETWORK_TYPES or (kind == "fuse" and server.startswith(_NETWORK_FUSE))
+
+    @property
+    def is_of_the_kernel(self) -> bool:
+        """Whether its files are the kernel's, so that nobody can make one."""
+        return self.filesystem in _KERNEL_TYPES
 
 
 def read_mounts(path: str = "/proc/self/mountinfo") -> tuple[Mount, ...]:

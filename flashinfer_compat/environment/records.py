@@ -39,7 +39,7 @@ def check_record(metadata_path: str, location: str, level: FileCheck) -> RecordC
     if level is FileCheck.NONE:
         return RecordCheck(RecordState.NOT_CHECKED, level, reason="not asked for")
     try:
-        rows = _rows(metadata_path, _runs_moe if level is FileCheck.MOE else _is_kept)
+        rows = _rows(metadata_path, _wanted(metadata_path) if level is FileCheck.MOE else _is_kept)
     except (FileNotFoundError, NotADirectoryError):
         return RecordCheck(RecordState.NO_RECORD, level, reason=f"{metadata_path} has no RECORD")
     except Exception as error:
@@ -103,10 +103,20 @@ def _is_kept(line: str) -> bool:
     return ".pyc," not in line
 
 
+def _wanted(metadata_path: str) -> Callable[[str], bool]:
+    """Which lines count for FP4 MoE: of FlashInfer's own distributions, others than of the libraries beside it."""
+    return _runs_moe if Path(metadata_path).name.startswith(_FLASHINFER) else _is_imported
+
+
+def _is_imported(line: str) -> bool:
+    """Whether a line's file lies where it can be imported: no script, and no metadata."""
+    return _is_kept(line) and not line.startswith(("../", "/")) and ".dist-info/" not in line
+
+
 def _runs_moe(line: str) -> bool:
-    """Whether FP4 MoE may run a line's file, or is compiled from it. Only FlashInfer's distributions have others."""
+    """Whether FP4 MoE may run a line's file of FlashInfer, or is compiled from it."""
     if not line.startswith(_FLASHINFER):
-        return _is_kept(line)
+        return False  # Its command, and what its build left at the top.
     if ".py," in line:
         return not line.startswith(_APART)
     return ".so," in line or line.startswith(_MOE_SOURCES) or _MOE_CUBINS in line

@@ -9,6 +9,8 @@ from typing import Any
 from flashinfer_compat.features.known_issues import KnownIssue
 from flashinfer_compat.features.target import FlashInfer, Target
 from flashinfer_compat.reasons import Reason, ReasonCode
+from flashinfer_compat.signatures.model import Symbol, SymbolTable
+from flashinfer_compat.signatures.recorded import recorded, releases
 from flashinfer_compat.versions import at_least, parse_version
 from flashinfer_compat.vocabulary import Evidence
 
@@ -85,23 +87,41 @@ def evaluate(feature: Feature, target: Target, issues: Iterable[KnownIssue]) -> 
 def _absence(feature: Feature, flashinfer: FlashInfer) -> Reason | None:
     newer = feature.since and not (flashinfer.behaviour and at_least(flashinfer.behaviour, feature.since))
     since = f"FlashInfer has it since {feature.since}." if newer else ""
-    name, table, version = feature.entry_point, flashinfer.symbols, flashinfer.version
+    lacking = _lacking(feature, flashinfer.symbols, f"FlashInfer {flashinfer.version}", since)
+    if lacking is None or lacking.code is ReasonCode.UNREADABLE:
+        return lacking
+    known = _recorded(feature.entry_point, flashinfer)
+    if known is None or _lacking(feature, known, "", "") is not None:
+        return lacking
+    # The release has it: what lacks it is what is installed here.
+    here = f"This install of FlashInfer {flashinfer.version}"
+    return _lacking(feature, flashinfer.symbols, here, "The release has it; reinstall FlashInfer.")
+
+
+def _recorded(name: str, flashinfer: FlashInfer) -> SymbolTable | None:
+    """The entry point in the release that this FlashInfer says it is; None where none is recorded."""
+    version = parse_version(flashinfer.version)
+    if version is None or version.public not in releases():
+        return None
+    text = recorded(version.public).texts.get(name)
+    return SymbolTable({} if text is None else {name: Symbol.from_text(name, text)})
+
+
+def _lacking(feature: Feature, table: SymbolTable, who: str, way_out: str) -> Reason | None:
+    """What of a feature is not in a table, which is that of `who`."""
+    name, whose = feature.entry_point, who.replace("This", "this")
     if name in table.problems:
-        return Reason(
-            ReasonCode.UNREADABLE, f"{name} of FlashInfer {version} could not be read: {table.problems[name]}."
-        )
+        return Reason(ReasonCode.UNREADABLE, f"{name} of {whose} could not be read: {table.problems[name]}.")
     if table.get(name) is None:
-        return Reason(ReasonCode.ENTRY_POINT_MISSING, f"FlashInfer {version} has no {name}.", since)
+        return Reason(ReasonCode.ENTRY_POINT_MISSING, f"{who} has no {name}.", way_out)
     if feature.parameter and not table.has_parameter(name, feature.parameter):
-        return Reason(
-            ReasonCode.KEYWORD_MISSING, f"{name} of FlashInfer {version} takes no {feature.parameter}.", since
-        )
+        return Reason(ReasonCode.KEYWORD_MISSING, f"{name} of {whose} takes no {feature.parameter}.", way_out)
     if feature.choice and feature.choice not in table.choices(name, feature.parameter):
         allowed = ", ".join(table.choices(name, feature.parameter)) or "not told by its annotation"
-        message = f"{name}({feature.parameter}=) of FlashInfer {version} allows {allowed}; not {feature.choice}."
-        return Reason(ReasonCode.MEMBER_MISSING, message, since)
+        message = f"{name}({feature.parameter}=) of {whose} allows {allowed}; not {feature.choice}."
+        return Reason(ReasonCode.MEMBER_MISSING, message, way_out)
     if feature.member and not table.has_member(name, feature.member):
-        return Reason(ReasonCode.MEMBER_MISSING, f"{name} of FlashInfer {version} has no {feature.member}.", since)
+        return Reason(ReasonCode.MEMBER_MISSING, f"{name} of {whose} has no {feature.member}.", way_out)
     return None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from flashinfer_compat.environment.reading import read_regular
+
 __all__ = ["DirectorySource", "Source"]
 
 
@@ -23,8 +25,13 @@ class DirectorySource:
         self.root = root
 
     def read(self, path: str) -> bytes | None:
-        """The file's bytes; None where there is no such file."""
+        """The file's bytes; None where there is no such file.
+
+        Raises:
+            OSError: something is there that cannot be read, such as a pipe.
+        """
+        place = self.root / path
         try:
-            return (self.root / path).read_bytes()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None if place.is_dir() else read_regular(place)
+        except (FileNotFoundError, NotADirectoryError):
             return None

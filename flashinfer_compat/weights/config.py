@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flashinfer_compat.environment.reading import read_regular
 from flashinfer_compat.errors import ArgumentError, CheckpointError, nearest
 from flashinfer_compat.vocabulary import Activation, RoutingMethod
 from flashinfer_compat.weights.values import LayerConfig
@@ -131,7 +132,7 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing, unreadable, not JSON or not an object.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_regular(path).decode("utf-8"))
     except FileNotFoundError:
         way_out = "Give the folder that holds the checkpoint's config.json and its safetensors files."
         raise CheckpointError(str(path), "a file", "none there", way_out) from None

@@ -45,7 +45,11 @@ def case(about: str, title: str, *steps: Step | tuple[Step, ...], expect: str = 
     return Case(about, title, steps, tuple(expect.split()))
 
 
+OWN_CUBINS = variable("FLASHINFER_CUBIN_DIR", "{root}/home/.cache/flashinfer/cubins")
 NO_CHECK = variable("FLASHINFER_DISABLE_VERSION_CHECK", "1")
+
+
+NO_RECORD = delete("site/flashinfer_python-0.7.4.dist-info/RECORD")
 
 
 def unreadable_source(machine):
@@ -143,6 +147,31 @@ CASES: tuple[Case, ...] = (
     case("package-missing", "metadata with its package", healthy()),
     case(
         "package-missing",
+        "an empty metadata folder",
+        *(gpu(B200), torch(), lambda machine: (machine.site / "flashinfer_python-0.7.4.dist-info").mkdir()),
+        expect="package-missing",
+    ),
+    *(
+        case(
+            "kernel-package-hollow",
+            f"a leftover {folder} beside {release}{' with a variable' if more else ''}",
+            *(*healthy(release), write(f"site/{folder}/cubins/a.cubin"), *more),
+            expect=expect,
+        )
+        for release, folder, more, expect in (
+            ("0.7.4", "flashinfer_cubin", (), "kernel-package-hollow"),
+            ("0.7.4", "flashinfer_jit_cache", (NO_CHECK,), "kernel-package-hollow"),
+            ("0.5.0", "flashinfer_cubin", (), "kernel-package-hollow"),
+            ("0.5.0", "flashinfer_jit_cache", (), "kernel-package-hollow"),
+            # jit/env.py looks for neither before 0.4.0.
+            ("0.3.1", "flashinfer_cubin", (), "release-unusable"),
+            ("0.7.4", "flashinfer_cubin", (OWN_CUBINS,), ""),
+            ("0.6.15", "flashinfer_cubin", (OWN_CUBINS,), "kernel-package-hollow"),
+        )
+    ),
+    case("kernel-package-hollow", "the package itself", *healthy(), cubin_package("0.7.4")),
+    case(
+        "package-missing",
         "a cubin distribution without its package",
         *(*healthy(), distribution("flashinfer-cubin", "0.7.4")),
         expect="package-missing",
@@ -188,6 +217,25 @@ CASES: tuple[Case, ...] = (
     ),
     case("files-changed", "a deleted file", *healthy(), delete("site/flashinfer/artifacts.py"), expect="files-changed"),
     case("files-changed", "a new file beside the installed ones", *healthy(), write("site/flashinfer/mine.py")),
+    case(
+        "release-incomplete",
+        "a module that ends too early, and no RECORD",
+        *(*healthy(), NO_RECORD, write("site/flashinfer/fused_moe/core.py", "import torch\n")),
+        expect="release-incomplete record-missing",
+    ),
+    case(
+        "release-incomplete",
+        "a module that is gone, and no RECORD",
+        *(*healthy(), NO_RECORD, delete("site/flashinfer/fused_moe")),
+        expect="release-incomplete record-missing",
+    ),
+    case("release-incomplete", "all is there", *healthy(), NO_RECORD, expect="record-missing"),
+    case(
+        "release-incomplete",
+        "a RECORD tells which file it is",
+        *(*healthy(), write("site/flashinfer/fused_moe/core.py", "import torch\n")),
+        expect="files-changed",
+    ),
     case(
         "record-missing",
         "a dist-info without RECORD",
@@ -545,6 +593,8 @@ CASES: tuple[Case, ...] = (
             ("0.7.4", "9.0a;10.0a", "arch-list-wrong"),
             ("0.7.4", "100a", "arch-list-wrong"),
             ("0.7.4", "9.0a  10.0a", "arch-list-wrong"),
+            ("0.7.4", "", "arch-list-wrong"),
+            ("0.5.0", "", "arch-list-wrong"),
             # 0.6.7 began to add the "a".
             ("0.6.6", "10.0", "arch-list-wrong"),
         )
@@ -701,6 +751,35 @@ CASES: tuple[Case, ...] = (
         expect="variable-ignored",
     ),
     case("variable-ignored", "0.6.13 does not", *healthy("0.6.13"), variable("FLASHINFER_NO_DOWNLOAD", "1")),
+    *(
+        case(
+            "variable-unreadable",
+            f"{name}={value!r} with {release}",
+            *(*healthy(release), variable(name, value)),
+            expect=expect,
+        )
+        for release, name, value, expect in (
+            ("0.7.4", "FLASHINFER_LOGLEVEL", "debug", "variable-unreadable"),
+            ("0.7.4", "FLASHINFER_LOGLEVEL", "", "variable-unreadable"),
+            ("0.6.0", "FLASHINFER_LOGLEVEL", "1.5", "variable-unreadable"),
+            ("0.7.4", "FLASHINFER_LOGLEVEL", " 3", ""),
+            # Nothing reads it before 0.6.0.
+            ("0.5.3", "FLASHINFER_LOGLEVEL", "debug", "variable-ignored"),
+            ("0.7.4", "FLASHINFER_LOGGING_LEVEL", "10", "variable-unreadable"),
+            ("0.7.4", "FLASHINFER_LOGGING_LEVEL", "", "variable-unreadable"),
+            ("0.7.4", "FLASHINFER_LOGGING_LEVEL", "warning", ""),
+            ("0.7.4", "FLASHINFER_DUMP_MAX_COUNT", "many", "variable-unreadable"),
+            ("0.7.4", "FLASHINFER_DUMP_MAX_SIZE_GB", "0.5", ""),
+        )
+    ),
+    case(
+        "policy-unusable",
+        "a file that is not there",
+        *healthy(),
+        lambda machine: setattr(machine, "policy_problem", "FLASHINFER_COMPAT_POLICY=/x: expected a file, got none."),
+        expect="policy-unusable",
+    ),
+    case("policy-unusable", "no file is named", healthy()),
     # Engines.
     case(
         "engine-pin",

@@ -36,6 +36,7 @@ class Machine:
     visible: str | None = None
     gpu_problems: tuple[str, ...] = ()
     live: LiveImport | None = None
+    policy_problem: str = ""
 
     def __post_init__(self) -> None:
         for folder in (self.site, self.lower, self.home, self.tools):
@@ -74,7 +75,7 @@ class Machine:
         return replace(found, gpus=Section(None, NO_DRIVER) if none else Section(seen))
 
     def examine(self) -> Examination:
-        return examine_environment(self.collect(), self.live)
+        return examine_environment(self.collect(), self.live, (), self.policy_problem)
 
 
 Step = Callable[[Machine], object]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 from doctor_cases import CASES, Case
 from doctor_machines import B200, H200, build, delete, distribution, flashinfer, gpu, healthy, torch, write
+from fakes import install_flashinfer
 from packaging.version import Version
 
 from flashinfer_compat.doctor.checks import CHECKS, torch_and_cuda
-from flashinfer_compat.doctor.examination import Examination, examine_environment
+from flashinfer_compat.doctor.examination import Examination, examine, examine_environment
 from flashinfer_compat.doctor.finding import Finding, Group, Severity
 from flashinfer_compat.environment import CachePurpose, FileCheck, Section, collect
 from flashinfer_compat.problem import DEEPSEEK_R1
@@ -134,8 +136,8 @@ def test_what_one_cause_left_out_is_one_finding(tmp_path: Path) -> None:
 def test_no_finding_prints_none_of_metadata_without_a_version(tmp_path: Path) -> None:
     folder = "site/flashinfer_python-0.7.4.dist-info"
     machine = build(tmp_path, *healthy(), delete(f"{folder}/RECORD"), delete(f"{folder}/METADATA"))
-    (missing,) = of(machine.examine(), "record-missing")
-    assert missing.message.endswith("that flashinfer-python of unknown version installed.")
+    assert [one.code for one in machine.examine().findings if one.severity is not Severity.NOTE] == ["metadata-broken"]
+    assert not of(machine.examine(), "record-missing")
     for finding in machine.examine().findings:
         assert "None" not in finding.message + finding.repair + finding.advice
 
@@ -153,3 +155,67 @@ def test_a_file_in_the_way_of_the_package_is_named(tmp_path: Path) -> None:
 def test_the_torch_releases_that_checks_name_are_those_required_and_tried() -> None:
     assert f"torch>={torch_and_cuda._LEAST}\n" in (ROOT / "setup.cfg").read_text("utf-8")
     assert f"torch=={torch_and_cuda._TRIED}." in (ROOT / "scripts" / "test.sh").read_text("utf-8")
+
+
+def test_a_policy_file_that_cannot_be_used_is_told_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHINFER_COMPAT_POLICY", str(tmp_path / "absent.json"))
+    (finding,) = of(examine(FileCheck.NONE), "policy-unusable")
+    assert finding.severity is Severity.ERROR
+    assert finding.message.startswith(f"FLASHINFER_COMPAT_POLICY={tmp_path}/absent.json: expected a policy file")
+    assert finding.repair == "unset FLASHINFER_COMPAT_POLICY"
+    (tmp_path / "absent.json").write_text("[]")
+    assert of(examine(FileCheck.NONE), "policy-unusable")
+    monkeypatch.delenv("FLASHINFER_COMPAT_POLICY")
+    assert not of(examine(FileCheck.NONE), "policy-unusable")
+
+
+def test_of_two_installed_releases_only_one_finding_has_a_repair(tmp_path: Path) -> None:
+    machine = build(tmp_path, *healthy(), delete("site/flashinfer/artifacts.py"))
+    install_flashinfer(machine.lower, "0.6.17")
+    found = machine.examine()
+    (twice,) = of(found, "installed-twice")
+    assert twice.repair.startswith("pip uninstall -y flashinfer-python && pip uninstall")
+    (changed,) = of(found, "files-changed")
+    assert (changed.repair, changed.advice) == ("", "First do what installed-twice says.")
+    machine.environ["PYTHONPATH"] = str(machine.lower)
+    (twice,) = of(machine.examine(), "installed-twice")
+    assert (twice.repair, twice.advice) == ("", f"Take {machine.lower} off PYTHONPATH, where pip removes nothing.")
+
+
+def test_a_folder_that_nobody_installed_goes_before_pip_can_help(tmp_path: Path) -> None:
+    machine = build(tmp_path, gpu(B200), torch(), write("site/flashinfer/__init__.py"))
+    (unknown,) = of(machine.examine(), "release-unknown")
+    assert unknown.repair == ""
+    assert unknown.message.startswith(f"{machine.site}/flashinfer was not installed: version")
+    assert unknown.advice.startswith("Remove or rename that folder, or take its parent off PYTHONPATH; then run: pip")
+
+
+def test_a_pipe_in_place_of_a_source_file_is_unreadable(tmp_path: Path) -> None:
+    machine = build(tmp_path, *healthy(), delete("site/flashinfer/fused_moe/core.py"))
+    os.mkfifo(machine.site / "flashinfer" / "fused_moe" / "core.py")
+    (unreadable,) = of(machine.examine(), "package-unreadable")
+    assert "core.py is no regular file" in unreadable.message
+
+
+def test_a_feature_that_files_are_missing_for_is_not_denied_to_the_release(tmp_path: Path) -> None:
+    machine = build(tmp_path, *healthy(), write("site/flashinfer/fused_moe/core.py", "import torch\n"))
+    (reason,) = machine.examine().capabilities.features["fp4_moe_logits"].reasons
+    assert reason.message == "This install of FlashInfer 0.7.4 has no trtllm_fp4_block_scale_moe."
+    assert reason.way_out == "The release has it; reinstall FlashInfer."
+    # What the release itself lacks is said of it.
+    old = build(tmp_path / "old", *healthy("0.5.0")).examine().capabilities.features["fused_shared_logits"]
+    assert "of FlashInfer 0.5.0 takes no" in old.reasons[0].message
+    assert "install" not in old.reasons[0].message
+
+
+def test_requirements_that_fp4_moe_does_not_need_are_named_too(tmp_path: Path) -> None:
+    requires = ("cuda-python>=12", "einops", "nccl4py>=0.4.1")
+    machine = build(tmp_path, gpu(B200), flashinfer("0.7.4", requires=requires), torch())
+    for folder in ("einops-0.8.2.dist-info", "nccl4py-0.4.0.dist-info"):
+        (machine.site / folder).mkdir()
+    (unmet,) = of(machine.examine(), "requirement-unmet")
+    assert unmet.message == (
+        "flashinfer-python 0.7.4 requires cuda-python>=12 (not installed), nccl4py>=0.4.1 (0.4.0 is installed)."
+    )

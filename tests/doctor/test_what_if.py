@@ -234,7 +234,11 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         (["--cuda", "130"], "12.8"),
         (["--torch", "2.9.0+cu129", "--cuda", "13.0"], "12.9"),
         (["--torch", "2.9.0+cpu", "--cuda", "13.0"], "none"),
+        (["--arch", "sm101"], "'sm110'"),
         (["--arch", "sm100", "--live"], "--live"),
+        (["--arch", "sm100", "--check-files", "sizes"], "--check-files"),
+        (["--compare", "0.7.2", "0.7.4", "--check-files", "moe"], "--check-files"),
+        (["--live-limit", "3"], "--live-limit"),
     ],
 )
 def test_a_question_without_sense_is_exit_code_2(

@@ -198,6 +198,25 @@ def test_a_read_only_mount_is_not_writable(tmp_path):
     assert (found.filesystem, found.is_network) == ("nfs4", True)
 
 
+@pytest.mark.parametrize("filesystem", ["proc", "sysfs", "cgroup2"])
+def test_nobody_writes_among_the_kernels_files_not_even_root(tmp_path, filesystem):
+    mounts = [Mount("/", "ext4", False), Mount(str(tmp_path), filesystem, False)]
+    found = describe_directory(CachePurpose.FLASHINFER, tmp_path / "a", "test", mounts)
+    assert not found.writable
+    assert found.reason == f"{tmp_path} is a file system of the kernel ({filesystem}), where nobody can make files"
+
+
+def test_a_tilde_in_our_own_variable_is_the_home(tmp_path):
+    for value, expected in (
+        ("~", tmp_path),
+        ("~/a", tmp_path / "a"),
+        ("~a", Path.cwd() / "~a"),
+        ("a", Path.cwd() / "a"),
+    ):
+        environ = {"HOME": str(tmp_path), "FLASHINFER_COMPAT_CACHE_DIR": value}
+        assert cache_directory(environ).value == str(expected)
+
+
 def test_without_mount_information_the_file_system_is_unknown(tmp_path):
     assert read_mounts(str(tmp_path / "absent")) == ()
     found = describe_directory(CachePurpose.OWN, tmp_path, "test", ())

@@ -204,3 +204,18 @@ def test_everything_installed_here_reads_as_the_standard_library_reads_it():
         assert copy.version == expected[name].version
         assert list(copy.requires) == [" ".join(line.split()) for line in expected[name].requires or []]
         assert copy.location in sys.path
+
+
+def test_what_flashinfer_requires_beside_is_told_by_the_names_of_folders(tmp_path):
+    requires = ["Einops", "cuda_python>=12", "click ; extra == 'x'", "tqdm", "torch"]
+    install(tmp_path, "flashinfer-python", "0.7.4", requires=requires)
+    for folder in ("einops-0.8.2.dist-info", "cuda_python-13.0.3-py3.11.egg-info", "torch-2.9.0.dist-info"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "numpy-2.0.dist-info").mkdir()
+    (tmp_path / "click.egg-info").mkdir()
+    found = gather_distributions([str(tmp_path)], FileCheck.NONE)
+    assert sorted((one.name, one.version) for one in found.beside) == [
+        ("click", None),
+        ("cuda-python", "13.0.3"),
+        ("einops", "0.8.2"),
+    ]

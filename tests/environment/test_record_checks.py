@@ -170,14 +170,36 @@ def test_an_install_made_by_a_real_installer_matches():
         ("flashinfer_cubin/cubins/8ee504/batched_gemm-fdba-16ba/a.cubin", True),
         ("flashinfer_cubin/cubins/8ee504/fmha/a.cubin", False),
         ("flashinfer_jit_cache/jit_cache/fused_moe_trtllm_sm100/fused_moe_trtllm_sm100.so", True),
-        ("nvidia_cutlass_dsl/lib/libcute.txt", True),
+        ("b12x/__init__.py", False),
+        ("build_backend.py", False),
+        ("../../bin/flashinfer", False),
     ],
 )
 def test_by_default_what_fp4_moe_runs_is_compared_and_on_request_everything(tmp_path, path, runs):
-    dist_info = install(tmp_path, "flashinfer-python", files={path: "x"})
-    (tmp_path / path).unlink()
+    dist_info = install(tmp_path / "a" / "b", "flashinfer-python", files={path: "x"})
+    (tmp_path / "a" / "b" / path).unlink()
     assert check(dist_info, FileCheck.MOE).missing == ((path,) if runs else ())
     assert check(dist_info, FileCheck.SIZES).missing == check(dist_info, FileCheck.HASHES).missing == (path,)
+
+
+@pytest.mark.parametrize(
+    ("path", "runs"),
+    [("nvidia_cutlass_dsl/lib/libcute.txt", True), ("nvidia_cutlass_dsl.pth", True), ("../../bin/cutlass", False)],
+)
+def test_of_the_libraries_what_can_be_imported_is_compared(tmp_path, path, runs):
+    dist_info = install(tmp_path / "a" / "b", "nvidia-cutlass-dsl", files={path: "x"})
+    (tmp_path / "a" / "b" / path).unlink()
+    assert check(dist_info, FileCheck.MOE).missing == ((path,) if runs else ())
+    assert check(dist_info, FileCheck.SIZES).missing == (path,)
+
+
+def test_modules_of_flashinfer_are_told_first(tmp_path):
+    files = dict.fromkeys(("a.txt", "flashinfer/data/a.cu", "flashinfer/core.py", "flashinfer/__init__.py"), "x")
+    dist_info = install(tmp_path, "flashinfer-python", files=files)
+    for path in files:
+        (tmp_path / path).unlink()
+    expected = ("flashinfer/core.py", "flashinfer/__init__.py", "flashinfer/data/a.cu", "a.txt")
+    assert check(dist_info).wrong == expected
 
 
 def test_a_record_is_read_anew_when_it_changes(tmp_path):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flashinfer_compat.doctor.check import Checks, Found
 from flashinfer_compat.doctor.facts import Facts
 from flashinfer_compat.doctor.finding import Group, Severity
-from flashinfer_compat.doctor.repairs import install_version, newest_release
+from flashinfer_compat.doctor.repairs import install_version, newest_release, remove
 from flashinfer_compat.environment import Distribution, ImportablePackage, RecordState
 from flashinfer_compat.environment.packages import PACKAGES
+from flashinfer_compat.signatures.recorded import recorded, releases
+from flashinfer_compat.versions import parse_version
 
 __all__ = ["CHECKS"]
 
@@ -46,9 +48,37 @@ def _package_missing(facts: Facts) -> Iterator[Found]:
             yield Found(
                 Severity.ERROR if package in ("flashinfer", "torch") else Severity.WARNING,
                 f"{copy.title} has metadata in {copy.location}, but no package {package} can be imported.",
-                install_version(copy.name, copy.version, "--force-reinstall", "--no-deps"),
+                # pip cannot uninstall by metadata that is broken.
+                _replace_metadata(copy)
+                if copy.problems
+                else install_version(copy.name, copy.version, "--force-reinstall", "--no-deps"),
                 subject=copy.name,
             )
+
+
+def _replace_metadata(copy: Distribution) -> str:
+    return f"{remove(copy.metadata_path)} && pip install {copy.name}"
+
+
+@CHECKS.add("kernel-package-hollow", "FlashInfer takes a folder of that name for the package: import flashinfer fails.")
+def _kernel_package_hollow(facts: Facts) -> Iterator[Found]:
+    for name, owner in (("flashinfer_cubin", "flashinfer-cubin"), ("flashinfer_jit_cache", "flashinfer-jit-cache")):
+        package, copy = facts.environment.package(name), facts.first_copy(owner)
+        if package is None or package.origin is not None or package.location is None or not facts.since("0.4.0"):
+            continue
+        # jit/env.py looks at the variable first since 0.6.16rc3, and then not at the package.
+        if name == "flashinfer_cubin" and facts.variable("FLASHINFER_CUBIN_DIR") and facts.since("0.6.16rc3"):
+            continue
+        yield Found(
+            Severity.ERROR,
+            f"{package.location} is a folder without an __init__.py: import flashinfer raises AttributeError, "
+            f"because {name} has no __version__.",
+            install_version(owner, copy.version, "--force-reinstall", "--no-deps")
+            if copy
+            else remove(package.location),
+            "" if copy else "Or rename it, where it is a folder of yours.",
+            subject=name,
+        )
 
 
 @CHECKS.add("package-unreadable", "What cannot be parsed cannot be imported either.")
@@ -63,7 +93,10 @@ def _package_unreadable(facts: Facts) -> Iterator[Found]:
         yield Found(Severity.ERROR, message, advice="Remove that folder, or take its parent off the path.")
     else:
         yield Found(
-            Severity.ERROR, message, install_version(owner.name, owner.version, "--force-reinstall", "--no-deps")
+            Severity.ERROR,
+            message,
+            install_version(owner.name, owner.version, "--force-reinstall", "--no-deps"),
+            subject=owner.name,
         )
 
 
@@ -114,12 +147,23 @@ def _installed_twice(facts: Facts) -> Iterator[Found]:
         keep = (facts.public_version if name == "flashinfer-python" else None) or copies[0].version
         # pip removes the first copy it sees; the second call removes the next one.
         uninstall = " && ".join([f"pip uninstall -y {name}"] * len(copies))
+        repair, advice = f"{uninstall} && {install_version(name, keep)}", ""
+        outside = [one.location for one in copies if Path(one.location).absolute() in _python_path(facts)]
+        if outside:
+            again = f", and run: {install_version(name, keep)}" if len(outside) == len(copies) else ""
+            advice = f"Take {' and '.join(dict.fromkeys(outside))} off PYTHONPATH, where pip removes nothing{again}."
+            repair = ""
         yield Found(
             Severity.WARNING,
             f"{name} is installed {len(copies)} times: {places}. The first one counts.",
-            f"{uninstall} && {install_version(name, keep)}",
+            repair,
+            advice,
             subject=name,
         )
+
+
+def _python_path(facts: Facts) -> list[Path]:
+    return [Path(one).absolute() for one in facts.variable("PYTHONPATH").split(os.pathsep) if one]
 
 
 def _is_stale(facts: Facts, name: str, copies: Sequence[Distribution]) -> bool:
@@ -136,7 +180,7 @@ def _files_changed(facts: Facts) -> Iterator[Found]:
     found = facts.environment.distributions.value.found if facts.environment.distributions.value else ()
     for one in found:
         if one.files.state is RecordState.DIFFERS:
-            wrong = (*one.files.missing, *one.files.changed)
+            wrong = one.files.wrong
             yield Found(
                 Severity.ERROR,
                 f"{_count(len(wrong), 'file')} of {one.title} {'is' if len(wrong) == 1 else 'are'} "
@@ -146,10 +190,40 @@ def _files_changed(facts: Facts) -> Iterator[Found]:
             )
 
 
+@CHECKS.add("release-incomplete", "What the release is known to have cannot be called here.")
+def _release_incomplete(facts: Facts) -> Iterator[Found]:
+    flashinfer, package = facts.flashinfer, facts.package
+    if flashinfer is None or package is None or facts.made_up:
+        return
+    version = parse_version(flashinfer.version)
+    if version is None or version.public not in releases():
+        return
+    owner = package.owner
+    copies = facts.environment.copies(owner.name) if owner else ()
+    table = flashinfer.symbols
+    lacking = [
+        name for name in recorded(version.public).texts if name not in table.symbols and name not in table.problems
+    ]
+    # Where its files were compared, files-changed names those that are wrong.
+    if not lacking or any(one.files.state is RecordState.DIFFERS for one in copies):
+        return
+    yield Found(
+        Severity.ERROR,
+        f"The install of FlashInfer {flashinfer.version} in {package.location} lacks "
+        f"{_count(len(lacking), 'entry point')} that this release has, {lacking[0]} among them: files are missing or "
+        "cut off.",
+        install_version(owner.name, owner.version, "--force-reinstall", "--no-deps") if owner else "",
+        "" if owner else "Remove or rename that folder, or take its parent off PYTHONPATH.",
+        subject="flashinfer-python",
+    )
+
+
 @CHECKS.add("record-missing", "Without a RECORD nobody can tell whether files were changed, and pip cannot remove it.")
 def _record_missing(facts: Facts) -> Iterator[Found]:
     for one in facts.environment.copies("flashinfer-python"):
-        if one.files.state is RecordState.NO_RECORD and not one.editable and one.metadata_path.endswith(".dist-info"):
+        # Of metadata that is broken altogether, metadata-broken tells.
+        bare = one.files.state is RecordState.NO_RECORD and not one.editable and not one.problems
+        if bare and one.metadata_path.endswith(".dist-info"):
             yield Found(
                 Severity.NOTE,
                 f"{one.metadata_path} has no RECORD of the files that {one.title} installed.",
@@ -162,13 +236,21 @@ def _record_missing(facts: Facts) -> Iterator[Found]:
 def _metadata_broken(facts: Facts) -> Iterator[Found]:
     found = facts.environment.distributions.value.found if facts.environment.distributions.value else ()
     for one in found:
-        if one.problems:
+        if one.problems and not _is_missing(facts, one):
             yield Found(
                 Severity.WARNING,
                 f"{one.metadata_path}: {'; '.join(one.problems)}.",
-                f"rm -r {shlex.quote(one.metadata_path)} && pip install {one.name}",
+                _replace_metadata(one),
                 subject=one.name,
             )
+
+
+def _is_missing(facts: Facts, one: Distribution) -> bool:
+    """Whether package-missing tells of it: its metadata is the first, and there is no package."""
+    if facts.environment.packages.value is None or one is not facts.first_copy(one.name):
+        return False
+    packages = [package for package, names in PACKAGES.items() if one.name in names]
+    return any(facts.environment.package(package) is None for package in packages)
 
 
 @CHECKS.add("editable-install", "Its code is whatever the project folder holds, not what its version says.")

@@ -83,8 +83,8 @@ def _jit_disabled(facts: Facts) -> Iterator[Found]:
 
 @CHECKS.add("arch-list-wrong", "FlashInfer compiles for exactly these GPUs; a value it cannot read stops the import.")
 def _arch_list_wrong(facts: Facts) -> Iterator[Found]:
-    given = facts.variable("FLASHINFER_CUDA_ARCH_LIST")
-    if not given or not facts.since("0.3.1"):
+    given = facts.setting("FLASHINFER_CUDA_ARCH_LIST")
+    if given is None or not facts.since("0.3.1"):
         return
     architecture = facts.architecture
     wanted = f"{architecture[2:-1]}.{architecture[-1]}a" if architecture else ""

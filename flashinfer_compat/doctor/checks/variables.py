@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from flashinfer_compat.doctor.check import Checks, Found
 from flashinfer_compat.doctor.facts import Facts
 from flashinfer_compat.doctor.finding import Group, Severity
 from flashinfer_compat.doctor.variables import known_variables, read_by, spans
+from flashinfer_compat.policy_files import VARIABLE as POLICY
 
 __all__ = ["CHECKS"]
 
@@ -21,6 +22,22 @@ _INSTEAD = {
     "FLASHINFER_WORKSPACE_DIR": "FLASHINFER_WORKSPACE_BASE",
 }
 """Names of FlashInfer's Python constants that people take for variables, and what they can set instead."""
+
+
+def _level(value: str) -> None:
+    """As `logging.Logger.setLevel(value.upper())`, without importing logging for it."""
+    if value.upper() not in _LEVELS:
+        raise ValueError(f"Unknown level: {value!r}")
+
+
+_LEVELS = ("CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "NOTSET", "WARN", "WARNING")
+_READ_AT_IMPORT: Mapping[str, tuple[Callable[[str], object], str]] = {
+    "FLASHINFER_DUMP_MAX_COUNT": (int, "a whole number"),
+    "FLASHINFER_DUMP_MAX_SIZE_GB": (float, "a number"),
+    "FLASHINFER_LOGGING_LEVEL": (_level, "a level such as info or debug"),
+    "FLASHINFER_LOGLEVEL": (int, "a whole number such as 0, 1, 3 or 5"),
+}
+"""What `import flashinfer` makes of a value, and what it should be (0.7.4, api_logging.py and jit/core.py)."""
 _CLOSE = 0.9
 """How alike two names must be (`difflib` ratio) for one to be a slip of the other."""
 
@@ -54,6 +71,31 @@ def _variable_ignored(facts: Facts) -> Iterator[Found]:
             f"unset {name}",
             subject=name,
         )
+
+
+@CHECKS.add("variable-unreadable", "It is read while FlashInfer is imported: import flashinfer raises ValueError.")
+def _variable_unreadable(facts: Facts) -> Iterator[Found]:
+    read = read_by(facts.rules) if facts.rules else None
+    for name, (taken, expected) in _READ_AT_IMPORT.items():
+        value = facts.setting(name)
+        if value is None or name not in (read or ()):
+            continue
+        try:
+            taken(value)
+        except ValueError:
+            yield Found(
+                Severity.ERROR,
+                f"{name}={value!r} cannot be read; FlashInfer {facts.own_version} wants {expected}.",
+                f"unset {name}",
+                subject=name,
+            )
+
+
+@CHECKS.add("policy-unusable", "Every plan for this machine fails while the variable names it.")
+def _policy_unusable(facts: Facts) -> Iterator[Found]:
+    if facts.policy_problem:
+        advice = "Or measure here with: python -m flashinfer_compat bench --write-policy"
+        yield Found(Severity.ERROR, facts.policy_problem, f"unset {POLICY}", advice, POLICY)
 
 
 def _set(facts: Facts) -> list[str]:

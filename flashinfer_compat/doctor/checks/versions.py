@@ -12,7 +12,7 @@ from flashinfer_compat.doctor.check import Checks, Found
 from flashinfer_compat.doctor.facts import UNKNOWN_VERSION, Facts
 from flashinfer_compat.doctor.finding import Group, Severity
 from flashinfer_compat.doctor.repairs import install_cubins, install_jit_cache, install_release, newest_release
-from flashinfer_compat.environment.distributions import is_relevant
+from flashinfer_compat.environment.distributions import normalised
 from flashinfer_compat.versions import parse_version
 
 __all__ = ["CHECKS"]
@@ -37,6 +37,7 @@ def _version_conflict(facts: Facts) -> Iterator[Found]:
             f"The code in {package.location} is FlashInfer {own}; the metadata in {copy.location} says {told}. The "
             "code's own version is believed.",
             f"pip uninstall -y flashinfer-python && pip install flashinfer-python=={own}",
+            subject=copy.name,
         )
 
 
@@ -57,12 +58,19 @@ def _release_unknown(facts: Facts) -> Iterator[Found]:
     flashinfer = facts.flashinfer
     # What is in the way of an install, package-shadowed tells of; which release it is, nobody need know.
     shadowed = facts.package is not None and facts.package.shadowed and facts.package.owner is None
-    if flashinfer is not None and flashinfer.behaviour is None and not flashinfer.symbols.problems and not shadowed:
+    if flashinfer is None or flashinfer.behaviour is not None or flashinfer.symbols.problems or shadowed:
+        return
+    message = f"{flashinfer.behaviour_source[0].upper()}{flashinfer.behaviour_source[1:]}."
+    repair = install_release(facts, newest_release())
+    if facts.package is not None and facts.package.owner is None and not facts.environment.copies("flashinfer-python"):
+        # Whatever pip installs, this folder would go on being imported.
         yield Found(
             Severity.WARNING,
-            f"{flashinfer.behaviour_source[0].upper()}{flashinfer.behaviour_source[1:]}.",
-            install_release(facts, newest_release()),
+            f"{facts.package.location} was not installed: {message[0].lower()}{message[1:]}",
+            advice=f"Remove or rename that folder, or take its parent off PYTHONPATH; then run: {repair}",
         )
+    else:
+        yield Found(Severity.WARNING, message, repair)
 
 
 @CHECKS.add("cubin-version-mismatch", "The kernels in flashinfer-cubin are of exactly one FlashInfer release.")
@@ -164,12 +172,14 @@ def _requirement_unmet(facts: Facts) -> Iterator[Found]:
     copy = facts.first_copy("flashinfer-python")
     if copy is None or facts.flashinfer is None:
         return
+    distributions = facts.environment.distributions.value
+    beside = distributions.beside if distributions else ()
     unmet: dict[str, tuple[str, str]] = {}
     for requirement in _requirements(copy.requires):
-        name = requirement.name.lower().replace("_", "-")
-        if name == "torch" or not is_relevant(name):
+        name = normalised(requirement.name)
+        if name == "torch":
             continue
-        installed = facts.first_copy(name)
+        installed = facts.first_copy(name) or next((one for one in beside if one.name == name), None)
         version = _version(installed.version if installed else None)
         if installed is not None and (version is None or requirement.specifier.contains(version, prereleases=True)):
             continue
