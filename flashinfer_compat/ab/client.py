@@ -27,6 +27,7 @@ from flashinfer_compat.ab.failures import (
     ServerError,
     TimedOutError,
 )
+from flashinfer_compat.ab.printable import can_be_sent
 
 __all__ = ["Request", "Server"]
 
@@ -125,7 +126,7 @@ class Server:
             found = f"it lists {len(facts.models)} models: {listed}" if listed else "its /v1/models lists no model"
             raise ModelNotChosenError(self.title, found, f"Name one with {option}.")
         self.model = model or facts.models[0]
-        if any("\ud800" <= one <= "\udfff" for one in self.model):
+        if not can_be_sent(self.model):
             problem = f"the model's name, {self.model!r}, holds a lone surrogate and cannot be sent"
             raise ModelNotChosenError(self.title, problem, f"Name another with {option}.")
 

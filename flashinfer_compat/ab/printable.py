@@ -1,8 +1,13 @@
-"""What a server wrote, for a terminal."""
+"""Text that goes to a server, or came from one and goes to a terminal."""
 
 from __future__ import annotations
 
-__all__ = ["counted", "printable"]
+__all__ = ["can_be_sent", "counted", "printable"]
+
+
+def can_be_sent(text: str) -> bool:
+    """Whether it is UTF-8: a lone surrogate is not."""
+    return not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def printable(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from flashinfer_compat.ab.printable import can_be_sent
 from flashinfer_compat.errors import ArgumentError
 
 __all__ = ["BUILT_IN", "read_prompts"]
@@ -69,7 +70,7 @@ def _prompt(path: Path, number: int, line: str) -> str:
     prompt = content.get("prompt") if isinstance(content, dict) else content
     if not isinstance(prompt, str) or not prompt:
         raise ArgumentError(f"--prompts: {path}, line {number}", expected, line[:80])
-    if any("\ud800" <= one <= "\udfff" for one in prompt):
+    if not can_be_sent(prompt):
         whole = "text without a lone surrogate, which no server can be sent"
         raise ArgumentError(f"--prompts: {path}, line {number}", whole, line[:80])
     return prompt

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashinfer_compat.cli.console import paragraph
 from flashinfer_compat.errors import ArgumentError, CheckpointError, DependencyMissingError
+from flashinfer_compat.files import write_whole
 from flashinfer_compat.machine import this_machine
 from flashinfer_compat.planning.plan import AUTO, plan
 from flashinfer_compat.vocabulary import Backend, Numerics, RoutingInput, Strategy, parse
@@ -169,15 +170,12 @@ def _relative_error(path: Path, name: str, output: torch.Tensor, recorded: torch
 
 
 def _write(path: Path, output: torch.Tensor) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    temporary = path.with_name(path.name + ".tmp")
+    content = save({"output": output.contiguous()})
     try:
-        save_file({"output": output.contiguous()}, temporary)
-        temporary.replace(path)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
+        write_whole(path, content)
+    except OSError as error:
         raise CheckpointError(str(path), "a place to write the output", str(error)) from error
 
 

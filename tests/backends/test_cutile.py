@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from comparison import error  # noqa: E402
 from cutile_on_cpu import CutileOnCpu, cutile_on_cpu  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
@@ -40,10 +41,6 @@ def sm90(monkeypatch: pytest.MonkeyPatch) -> CutileOnCpu:
 def plan(weights: fc.MoELayerWeights, given: str = "topk", strategy: str = "auto", arch: str = "sm90") -> fc.Plan:
     problem = weights.problem(given, numerics="w4a16")
     return fc.plan(problem, fc.Target.from_release("0.7.4", arch), strategy=strategy, backend="cutile")
-
-
-def error(output: torch.Tensor, right: torch.Tensor) -> float:
-    return float((output.double() - right.double()).norm() / right.double().norm())
 
 
 def reference(weights: fc.MoELayerWeights, x: torch.Tensor, routing: Any) -> torch.Tensor:

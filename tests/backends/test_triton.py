@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
+from comparison import error  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 import flashinfer_compat as fc  # noqa: E402
@@ -175,10 +176,6 @@ def reference(
         rows = mlp_of(x[token], given.routed, e, given)
         output.index_add_(0, token, weights[token, slot].float().unsqueeze(-1) * rows)
     return output
-
-
-def error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((output.double() - expected.double()).norm() / expected.double().norm())
 
 
 def tolerance(problem: Problem) -> float:

@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from comparison import error  # noqa: E402
+
 import flashinfer_compat as fc  # noqa: E402
 from flashinfer_compat.verification.layers import TOKENS, CheckedLayer, checked_layers  # noqa: E402
 from flashinfer_compat.verification.run import self_checks  # noqa: E402
@@ -34,10 +36,6 @@ TOLERANCE = 1e-2
 def prepared(weights: MoELayerWeights, given: str, strategy: str) -> fc.PreparedLayer:
     problem = weights.problem(given, numerics="w4a16")
     return fc.prepare(weights, fc.plan(problem, TARGET, strategy=strategy, backend="cutile"))
-
-
-def error(output: torch.Tensor, right: torch.Tensor) -> float:
-    return float((output.double() - right.double()).norm() / right.double().norm())
 
 
 def reference(weights: MoELayerWeights, x: torch.Tensor, routing: fc.TopKRouting | fc.LogitsRouting) -> torch.Tensor:

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from flashinfer_compat.backends.base import PreparedLayer
 from flashinfer_compat.backends.cutile.experts import CutileExperts, prepare_experts
 from flashinfer_compat.backends.routing import topk_from_logits
 from flashinfer_compat.backends.side_stream import SideStream, side_stream_for
-from flashinfer_compat.backends.trtllm.dense import prepare_shared
+from flashinfer_compat.backends.trtllm.dense import gated_output, prepare_shared
 from flashinfer_compat.errors import ArgumentError, TensorError
 from flashinfer_compat.inputs import HiddenStates, LogitsRouting, PackedTopKRouting, Routing
 from flashinfer_compat.numerics.routing import TopK, append_shared_experts, unpack_topk
@@ -149,7 +148,4 @@ def _both(state: CutileState, values: torch.Tensor, topk: TopK) -> torch.Tensor:
 
 def _shared(state: CutileState, values: torch.Tensor) -> torch.Tensor:
     assert state.shared is not None
-    output = state.shared(values)
-    if state.shared_gate is None:
-        return output
-    return output * torch.sigmoid(functional.linear(values, state.shared_gate).float()).to(output.dtype)
+    return gated_output(state.shared, values, state.shared_gate)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,6 +12,8 @@ from typing import Any
 
 from flashinfer_compat.backends.triton.tiles import Product, Tiles
 from flashinfer_compat.environment import cache_directory
+from flashinfer_compat.environment.reading import read_regular
+from flashinfer_compat.files import write_whole
 
 __all__ = ["Cut", "Measured", "load", "nearest", "store"]
 
@@ -64,7 +64,7 @@ def load(facts: Mapping[str, Any]) -> dict[int, Measured]:
     if path is None:
         return {}
     try:
-        stored = json.loads(path.read_text("utf-8"))
+        stored = json.loads(read_regular(path))
         if stored["facts"] != facts:
             return {}
         return {int(tokens): _measured(one) for tokens, one in stored["tokens"].items()}
@@ -81,14 +81,7 @@ def store(facts: Mapping[str, Any], found: Mapping[int, Measured]) -> None:
     content = {"facts": facts, "tokens": {str(tokens): asdict(one) for tokens, one in sorted(together.items())}}
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                json.dump(content, stream, indent=1)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, json.dumps(content, indent=1))
 
 
 def _path(facts: Mapping[str, Any]) -> Path | None:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from torch.nn import functional
 
 from flashinfer_compat.backends.base import PreparedLayer
 from flashinfer_compat.backends.side_stream import SideStream, side_stream_for
-from flashinfer_compat.backends.trtllm.dense import SharedMlp, prepare_shared
+from flashinfer_compat.backends.trtllm.dense import SharedMlp, gated_output, prepare_shared
 from flashinfer_compat.backends.trtllm.given import check_given
 from flashinfer_compat.backends.trtllm.moe import FusedCall, prepare_call
 from flashinfer_compat.backends.trtllm.weights import TrtllmExperts, prepare_experts
@@ -116,10 +115,7 @@ def _both(
 
 def _shared(state: TrtllmState, values: torch.Tensor) -> torch.Tensor:
     assert state.shared is not None
-    output = state.shared(values)
-    if state.shared_gate is None:
-        return output
-    return output * torch.sigmoid(functional.linear(values, state.shared_gate).float()).to(output.dtype)
+    return gated_output(state.shared, values, state.shared_gate)
 
 
 def _require_bf16(hidden_states: HiddenStates) -> None:

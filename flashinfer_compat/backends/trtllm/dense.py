@@ -16,7 +16,7 @@ from flashinfer_compat.errors import BackendUnavailableError
 from flashinfer_compat.planning.decision import Plan
 from flashinfer_compat.weights.values import DenseExperts, Nvfp4Experts
 
-__all__ = ["SharedMlp", "prepare_shared"]
+__all__ = ["SharedMlp", "gated_output", "prepare_shared"]
 
 SharedMlp = Callable[[torch.Tensor], torch.Tensor]
 """bfloat16 [T, H] to bfloat16 [T, H]."""
@@ -51,6 +51,14 @@ def prepare_shared(shared: Nvfp4Experts | DenseExperts, plan: Plan) -> SharedMlp
         gemm.fit(gemm_arguments, later=("a", "b", "a_descale", "b_descale", "alpha")),
         activation,
     )
+
+
+def gated_output(shared: SharedMlp, values: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    """What the shared MLP gives [T, H], times the sigmoid of its gate [1, H] where it has one."""
+    output = shared(values)
+    if gate is None:
+        return output
+    return output * torch.sigmoid(functional.linear(values, gate).float()).to(output.dtype)
 
 
 @dataclass(frozen=True)
