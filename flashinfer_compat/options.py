@@ -50,7 +50,8 @@ class CallOptions:
     """bfloat16 [T, H], contiguous: where to write the result, which is then this tensor. It may share no memory with an
     input."""
     enable_pdl: bool | None = None
-    """Programmatic dependent launch of the MoE kernels; None: FlashInfer decides. Changes speed only."""
+    """Programmatic dependent launch of the MoE kernels; None: FlashInfer decides, and triton uses it on SM90 and newer.
+    Changes speed only."""
     tune_max_num_tokens: int | None = None
     """Largest T that FlashInfer's autotuner tunes for; None: the release's default. Changes speed only."""
     routing_replay_out: torch.Tensor | None = None

@@ -14,7 +14,7 @@ from flashinfer_compat.signatures.recorded import recorded, releases
 from flashinfer_compat.versions import at_least, parse_version
 from flashinfer_compat.vocabulary import Evidence
 
-__all__ = ["Feature", "FeatureState", "Library", "evaluate"]
+__all__ = ["Feature", "FeatureState", "Library", "evaluate", "library_reasons"]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _doubts(feature: Feature, target: Target, flashinfer: FlashInfer, issues: It
         message = f"torch {target.torch_version} was built without CUDA."
         yield Reason(ReasonCode.TORCH_WITHOUT_CUDA, message, "Install a CUDA build of torch.")
     for library in feature.libraries:
-        yield from _library_doubts(feature, library, target)
+        yield from library_reasons(feature.title, library, target)
     if flashinfer.behaviour is None:
         yield Reason(ReasonCode.BEHAVIOUR_UNKNOWN, f"{flashinfer.behaviour_source}.")
     else:
@@ -145,7 +145,8 @@ def _doubts(feature: Feature, target: Target, flashinfer: FlashInfer, issues: It
         yield from _architecture_doubts(feature, feature.architectures, target, flashinfer)
 
 
-def _library_doubts(feature: Feature, library: Library, target: Target) -> Iterable[Reason]:
+def library_reasons(what: str, library: Library, target: Target) -> Iterable[Reason]:
+    """Why `what` cannot be had with the target's version of a library, or without it."""
     found = target.libraries.get(library.name)
     version = parse_version(found) if found and library.least else None
     if found is not None and (version is None or at_least(version, library.least)):
@@ -153,7 +154,7 @@ def _library_doubts(feature: Feature, library: Library, target: Target) -> Itera
     wanted = f"{library.name} {library.least} or newer" if library.least else library.name
     instead = "" if found is None else f"; {found} is installed"
     install = library.install or (f"'{library.name}>={library.least}'" if library.least else library.name)
-    message = f"{feature.title} needs {wanted}{instead}."
+    message = f"{what} needs {wanted}{instead}."
     yield Reason(ReasonCode.LIBRARY_MISSING, message, f"Run: pip install {install}")
 
 

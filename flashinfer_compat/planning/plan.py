@@ -31,7 +31,7 @@ ALTERNATIVES: tuple[tuple[Backend, Strategy], ...] = (
     (Backend.TRITON, Strategy.NATIVE),
     (Backend.TRITON, Strategy.EXPANDED),
     (Backend.TRITON, Strategy.SPLIT),
-    # Measured on an H200: 8 to 17 times as long as Triton's (docs/triton.md).
+    # Measured on an H200: 8 to 20 times as long as Triton's (docs/triton.md).
     (Backend.CUTILE, Strategy.NATIVE),
     (Backend.CUTILE, Strategy.EXPANDED),
     (Backend.CUTILE, Strategy.SPLIT),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flashinfer_compat.architectures import ARCHITECTURES
+from flashinfer_compat.features.model import Library, library_reasons
 from flashinfer_compat.features.target import Target
 from flashinfer_compat.planning.trtllm import Answer
 from flashinfer_compat.problem import Problem
@@ -15,8 +16,9 @@ __all__ = ["torch_answer", "triton_answer"]
 
 _TRITON_FROM = "sm80"
 """bf16 tensor cores."""
-_TRITON_NAMES = ("triton", "pytorch-triton")
-"""Distributions that bring Triton; a CUDA build of torch for Linux requires one."""
+_TRITONS = tuple(Library(name, "3.5", "'torch>=2.9', which brings it") for name in ("triton", "pytorch-triton"))
+"""Distributions of Triton, of which a CUDA build of torch for Linux requires one. Before 3.5 its `dot` takes no fewer
+than 16 columns, and its `gdc_wait` is missing or broken."""
 
 
 def torch_answer(problem: Problem, target: Target, strategy: Strategy) -> Answer:
@@ -47,8 +49,9 @@ def _triton_reasons(target: Target) -> Iterator[Reason]:
     elif target.torch_cuda is None:
         message = f"torch {target.torch_version} was built without CUDA."
         yield Reason(ReasonCode.TORCH_WITHOUT_CUDA, message, "Install a CUDA build of torch.")
-    elif not any(name in target.libraries for name in _TRITON_NAMES):
-        yield Reason(ReasonCode.LIBRARY_MISSING, "The Triton kernels need triton.", "Run: pip install triton")
+    else:
+        installed = next((one for one in _TRITONS if one.name in target.libraries), _TRITONS[0])
+        yield from library_reasons("The triton backend", installed, target)
 
 
 def _torch_missing() -> Reason:

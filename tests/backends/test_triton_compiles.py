@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import pytest
@@ -132,6 +133,7 @@ def kind_of(kernel: Any, name: str) -> str:
 
 
 def compiled_for(capability: int, kernel: Any, constants: dict[str, Any], warps: int = 4, stages: int = 3) -> Any:
+    constants = constants | {"overlaps": capability >= 90}
     signature = {name: "constexpr" if name in constants else kind_of(kernel, name) for name in kernel.arg_names}
     if kernel is combine:
         # Packed pairs are ids and weights at once.
@@ -149,6 +151,9 @@ def compiled_for(capability: int, kernel: Any, constants: dict[str, Any], warps:
 def test_a_kernel_compiles(kernel: Any, constants: dict[str, Any], capability: int) -> None:
     compiled = compiled_for(capability, kernel, constants)
     assert compiled.asm["cubin"]
+    # A launch that does not wait could read what is not written yet.
+    waits = ["griddepcontrol.wait"] if capability >= 90 else []
+    assert re.findall(r"griddepcontrol\.\w+", compiled.asm["ptx"]) == waits
     assert ("rcp.approx.ftz.f32" in compiled.asm["ptx"]) == (constants.get("rounding") == FLASHINFER)
     if kernel in (gate_up, down):
         # Weights go from the asynchronous copy into registers and the tensor cores, 16 bytes at a time.

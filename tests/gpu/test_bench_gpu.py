@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +67,30 @@ def test_a_layer_that_switches_is_right_on_both_sides(tokens: int) -> None:
     output = fc.fp4_moe(inputs.hidden_states, fc.prepare(layer, plan), inputs.routings(RoutingInput.TOPK)[0])
     right = expected(layer, inputs.hidden_states, inputs.chosen[0], Numerics.W4A16)
     assert deviation_of(output, right).relative < 5e-3
+
+
+def test_the_command_tunes_measures_and_writes_what_planning_reads(tmp_path: Path) -> None:
+    report, policy, cache = tmp_path / "report.json", tmp_path / "policy.json", tmp_path / "cache"
+    layer = ["--hidden-size", "512", "--intermediate-size", "256", "--num-experts", "16", "--top-k", "4"]
+    what = ["--numerics", "w4a16", "--backend", "triton"]
+    environ = {**os.environ, "FLASHINFER_COMPAT_CACHE_DIR": str(cache)}
+
+    def command(*arguments: str, **more: str) -> str:
+        command = [sys.executable, "-m", "flashinfer_compat", *arguments]
+        run = subprocess.run(command, capture_output=True, text=True, env={**environ, **more}, check=False)
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+    command("bench", *layer, *what, "--tokens", "8", "--autotune", "--json", str(report), "--write-policy", str(policy))
+    points = json.loads(report.read_text("utf-8"))["points"]
+    assert {(one["strategy"], one["tokens"]) for one in points} == {("expanded", 8), ("split", 8)}
+    assert all(0 < one["found"]["microseconds"] < 1e4 for one in points)
+    # Tiles of both forms.
+    tuned = [json.loads(path.read_text("utf-8")) for path in cache.glob("triton-tiles*")]
+    assert [list(one["tokens"]) for one in tuned] == [["8"]] * 2
+    (row,) = json.loads(policy.read_text("utf-8"))["rows"]
+    asked = ["plan", *layer, *what, "--input", "topk", "--json"]
+    planned = json.loads(command(*asked, FLASHINFER_COMPAT_POLICY=str(policy)))
+    # One number of tokens was measured: split is faster there and taken from there on, or nowhere.
+    assert row["split_from_tokens"] in (None, 8)
+    assert (planned["strategy"], planned["split_from_tokens"]) == ("expanded", row["split_from_tokens"])

@@ -209,6 +209,30 @@ def test_a_second_stream_changes_no_bit(weights: MoELayerWeights) -> None:
         assert all(torch.equal(one, expected) for one in outputs)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("numerics", ["w4a16", "w4a4"])
+def test_overlapping_launches_change_no_bit(weights: MoELayerWeights, numerics: str, form: str) -> None:
+    strategy, switch, options = FORMS[form]
+    made = replace(plan(weights, strategy, numerics), split_from_tokens=switch)
+    prepared = fc.prepare(weights, made, options)
+    assert prepared.state.overlaps == (torch.cuda.get_device_capability() >= (9, 0))
+    apart = fc.CallOptions(enable_pdl=False)
+    # The third has its pairs counted in a launch of their own.
+    for tokens in (1, 64, 600):
+        calls = [Call.of(tokens, seed) for seed in range(8)]
+        right = [fc.fp4_moe(call.x, prepared, call.routing, apart) for call in calls]
+        # Calls in a row, which take turns in the same buffers.
+        for _ in range(5):
+            outputs = [fc.fp4_moe(call.x, prepared, call.routing) for call in calls]
+            assert all(map(torch.equal, outputs, right))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = [fc.fp4_moe(call.x, prepared, call.routing) for call in calls]
+        for _ in range(5):
+            graph.replay()
+            assert all(map(torch.equal, outputs, right))
+
+
 @pytest.mark.parametrize("tokens", [32, 33, 34])
 def test_a_switched_layer_is_one_of_its_forms(weights: MoELayerWeights, tokens: int) -> None:
     call, made = Call.of(tokens), plan(weights, "expanded")

@@ -344,6 +344,8 @@ def test_a_torch_without_cuda_runs_no_kernel() -> None:
         ({"torch_cuda": None}, ReasonCode.TORCH_WITHOUT_CUDA),
         ({"torch_version": None}, ReasonCode.TORCH_MISSING),
         ({"libraries": {}}, ReasonCode.LIBRARY_MISSING),
+        ({"libraries": {"triton": "3.4.0"}}, ReasonCode.LIBRARY_MISSING),
+        ({"libraries": {"pytorch-triton": "3.4.0+gitc817b9b6"}}, ReasonCode.LIBRARY_MISSING),
     ],
 )
 def test_what_the_triton_kernels_need(changes: dict[str, object], code: ReasonCode) -> None:
@@ -352,3 +354,9 @@ def test_what_the_triton_kernels_need(changes: dict[str, object], code: ReasonCo
     with pytest.raises(StrategyUnavailableError) as caught:
         plan(DEEPSEEK_R1, replace(bare, **changes), backend="triton", strategy="native")
     assert caught.value.codes == (code.value,)
+
+
+@pytest.mark.parametrize("libraries", [{"triton": "3.5.0"}, {"pytorch-triton": "3.6.0+git3a1d8e6f"}])
+def test_which_triton_will_do(libraries: dict[str, str]) -> None:
+    target = Target(None, "flashinfer is not installed.", "sm90", "2.9.0", libraries)
+    assert plan(DEEPSEEK_R1, target).backend is Backend.TRITON

@@ -12,6 +12,7 @@ from flashinfer_compat.backends.side_stream import side_stream_for
 from flashinfer_compat.backends.triton.autotune import autotuned
 from flashinfer_compat.backends.triton.layer import TritonState, run_top_k
 from flashinfer_compat.backends.triton.mlp import INTERPRETED
+from flashinfer_compat.backends.triton.overlap import can_overlap
 from flashinfer_compat.backends.triton.routing import route_on_gpu
 from flashinfer_compat.backends.triton.tiles import HOPPER_SHARED_MEMORY
 from flashinfer_compat.backends.triton.weights import Experts, contiguous, experts_of
@@ -77,7 +78,8 @@ def _fused(
         arithmetic=options.quantizer or _OWN_ARITHMETIC,
     )
     largest = weights.routed.gate_up_input_scale.amax()
-    return TritonState(experts, None, 0, largest, shared_memory=_shared_memory(largest.device))
+    device = largest.device
+    return TritonState(experts, None, 0, largest, shared_memory=_shared_memory(device), overlaps=can_overlap(device))
 
 
 def _split(
@@ -99,6 +101,7 @@ def _split(
         weights.shared_gate,
         None if apart is None else side_stream_for(largest.device, options.side_stream_tokens),
         shared_memory=_shared_memory(largest.device),
+        overlaps=can_overlap(largest.device),
     )
 
 
@@ -122,8 +125,9 @@ def run(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, opt
     problem, output = layer.plan.problem, options.output
     if hidden_states.shape[0] == 0:
         return torch.empty_like(hidden_states) if output is None else output
+    state = layer.state.for_tokens(hidden_states.shape[0])
     if isinstance(routing, LogitsRouting):
-        ids, weights = route_on_gpu(problem, routing)
+        ids, weights = route_on_gpu(problem, routing, state.overlaps and options.enable_pdl is not False)
         packed = False
     elif isinstance(routing, PackedTopKRouting):
         ids = weights = routing.packed.contiguous()
@@ -134,8 +138,9 @@ def run(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, opt
     if options.routing_replay_out is not None:
         chosen = unpack_topk(ids)[0] if packed else ids
         options.routing_replay_out[: ids.shape[0]].copy_(chosen)
-    state = layer.state.for_tokens(hidden_states.shape[0])
-    return run_top_k(hidden_states, state, problem, ids, weights, packed=packed, output=output)
+    return run_top_k(
+        hidden_states, state, problem, ids, weights, packed=packed, output=output, enable_pdl=options.enable_pdl
+    )
 
 
 def run_unfinalized(

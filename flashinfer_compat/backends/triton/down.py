@@ -6,6 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from flashinfer_compat.backends.triton.overlap import wait_for_launch_before
 from flashinfer_compat.backends.triton.pairs import pair_expert
 from flashinfer_compat.backends.triton.product import block_of_pairs, load_rows, load_weights, multiply
 
@@ -43,11 +44,13 @@ def down(
     block_k: tl.constexpr,
     tiles: tl.constexpr,
     interpreted: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """`tiles` tiles of `block_m` rows for one block of pairs: `out` [pairs, hidden], scaled but not weighed.
 
     More than one tile only where `block_k` is all of K: the loop over tiles then keeps loads in flight.
     """
+    wait_for_launch_before(overlaps)
     groups: tl.constexpr = (hidden + tiles * block_m - 1) // (tiles * block_m)
     program = tl.program_id(0)
     tile = program % groups * tiles
@@ -118,8 +121,10 @@ def combine(
     packed: tl.constexpr,
     has_extra: tl.constexpr,
     width: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """Weigh and add each token's rows of `y` [pairs, hidden] in float32; `extra` [tokens, hidden] is added as it is."""
+    wait_for_launch_before(overlaps)
     token = tl.program_id(0)
     column = tl.program_id(1) * width + tl.arange(0, width)
     inside = column < hidden

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from flashinfer_compat.backends.triton.activations import gated, to_plane_order
+from flashinfer_compat.backends.triton.overlap import wait_for_launch_before
 from flashinfer_compat.backends.triton.pairs import pair_expert
 from flashinfer_compat.backends.triton.product import block_of_pairs, multiply
 from flashinfer_compat.backends.triton.rounding import UNROUNDED, round_to_nvfp4
@@ -53,6 +54,7 @@ def gate_up(
     down_block_k: tl.constexpr,
     split_k: tl.constexpr,
     interpreted: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """One tile of block_m / 2 gate rows and as many up rows, over one of `split_k` parts of K, for one block of pairs.
 
@@ -60,6 +62,7 @@ def gate_up(
     `down_block_k`, rounded but for its input scale as `rounding` says. With it `partial` gets float32
     [split_k, pairs, 2, intermediate], which `activate` sums. `scale` is float32 [experts, 2].
     """
+    wait_for_launch_before(overlaps)
     tiles: tl.constexpr = (2 * intermediate + block_m - 1) // block_m
     program = tl.program_id(0)
     tile = program % tiles
@@ -160,8 +163,10 @@ def activate(
     split_k: tl.constexpr,
     width: tl.constexpr,
     interpreted: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """Sum the parts of `gate_up`, then its activation, `width` values of a pair a program."""
+    wait_for_launch_before(overlaps)
     pair = tl.program_id(0)
     pairs = tokens * (top_k + appended)
     expert = pair_expert(ids, pair, tokens, first_expert, experts, top_k, appended, packed)

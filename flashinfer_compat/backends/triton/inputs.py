@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from flashinfer_compat.backends.triton.activations import to_plane_order
+from flashinfer_compat.backends.triton.overlap import wait_for_launch_before
 from flashinfer_compat.backends.triton.pairs import align_pairs, pair_expert, pair_token
 from flashinfer_compat.backends.triton.rounding import UNROUNDED, round_to_nvfp4
 
@@ -45,12 +46,14 @@ def prepare_inputs(
     block_k: tl.constexpr,
     width: tl.constexpr,
     interpreted: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """Sort pairs in the first programs; in each other one, round and permute `width` values of a row.
 
     A row is a token, or a pair where experts have input scales of their own (`row_is_pair`); `sides` is 2 where gate
     and up have. `rows` is bf16 [sides, R, hidden].
     """
+    wait_for_launch_before(overlaps)
     pairs = tokens * (top_k + appended)
     chunks = (pairs + chunk_size - 1) // chunk_size
     program = tl.program_id(0)

@@ -13,6 +13,7 @@ from flashinfer_compat.backends.activation import ACTIVATIONS
 from flashinfer_compat.backends.side_stream import SideStream
 from flashinfer_compat.backends.triton.down import combine
 from flashinfer_compat.backends.triton.mlp import Choice, run_mlp
+from flashinfer_compat.backends.triton.overlap import launch_options
 from flashinfer_compat.backends.triton.tiles import HOPPER_SHARED_MEMORY, Tiles, tiles_for
 from flashinfer_compat.backends.triton.tuned import Cut, nearest
 from flashinfer_compat.backends.triton.weights import Experts
@@ -50,6 +51,8 @@ class TritonState:
     """From so many on."""
     shared_memory: int = HOPPER_SHARED_MEMORY
     """Bytes of the GPU's that one program may have."""
+    overlaps: bool = False
+    """Whether launches are made ready while the one before runs; see `overlap`."""
 
     def for_tokens(self, tokens: int) -> TritonState:
         """The form that a call of so many tokens takes."""
@@ -67,6 +70,7 @@ def run_top_k(
     output: torch.Tensor | None = None,
     tiles: Tiles | None = None,
     shared_tiles: Tiles | None = None,
+    enable_pdl: bool | None = None,
 ) -> torch.Tensor:
     """The layer's output for chosen experts.
 
@@ -80,16 +84,18 @@ def run_top_k(
         output: where to write, like `hidden_states` in shape and dtype; None makes a new tensor.
         tiles: other tiles than were measured or `tiles_for` chooses.
         shared_tiles: likewise, for a shared MLP apart.
+        enable_pdl: False keeps the state's launches from overlapping.
     """
     if hidden_states.shape[0] == 0:
         return torch.empty_like(hidden_states)
     x = hidden_states if hidden_states.stride(1) == 1 else hidden_states.contiguous()
     tokens, experts, apart = x.shape[0], state.experts, state.shared
+    overlaps = state.overlaps and enable_pdl is not False
     cut = nearest(state.cuts, tokens) or untuned(state, problem, tokens)
 
     def routed() -> torch.Tensor:
         choice = Choice(ids, packed, problem.top_k, state.first_expert)
-        return run_mlp(x, experts, choice, problem, tiles or cut.experts)
+        return run_mlp(x, experts, choice, problem, tiles or cut.experts, overlaps)
 
     def shared() -> torch.Tensor:
         if isinstance(apart, DenseExperts):
@@ -98,7 +104,7 @@ def run_top_k(
             chosen = shared_tiles or cut.shared
             assert apart is not None
             assert chosen is not None
-            result = run_mlp(x, apart, Choice(ids, False, 0, 0), problem, chosen)
+            result = run_mlp(x, apart, Choice(ids, False, 0, 0), problem, chosen, overlaps)
         if state.shared_gate is None:
             return result
         return result.float() * torch.sigmoid(functional.linear(x.float(), state.shared_gate.float()))
@@ -109,6 +115,8 @@ def run_top_k(
         y, extra = routed(), shared()
     else:
         y, extra = state.side_stream.beside(routed, shared)
+        # What comes next follows two launches.
+        overlaps = False
     if output is None:
         output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     combine[(tokens, triton.cdiv(experts.hidden_size, _COMBINED))](
@@ -126,6 +134,7 @@ def run_top_k(
         packed=packed,
         has_extra=apart is not None,
         width=_COMBINED,
+        **launch_options(overlaps),
     )
     return output
 

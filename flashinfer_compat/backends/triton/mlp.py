@@ -10,6 +10,7 @@ import triton
 from flashinfer_compat.backends.triton.down import down
 from flashinfer_compat.backends.triton.gate_up import activate, gate_up
 from flashinfer_compat.backends.triton.inputs import prepare_inputs
+from flashinfer_compat.backends.triton.overlap import launch_options
 from flashinfer_compat.backends.triton.pairs import count_pairs
 from flashinfer_compat.backends.triton.rounding import ROUNDINGS, UNROUNDED
 from flashinfer_compat.backends.triton.tiles import Tiles
@@ -45,7 +46,9 @@ class Choice:
     """Id of the first routed expert held."""
 
 
-def run_mlp(x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem, tiles: Tiles) -> torch.Tensor:
+def run_mlp(
+    x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem, tiles: Tiles, overlaps: bool
+) -> torch.Tensor:
     """Each pair's row of output, scaled but not weighed: [T * top_k + num_appended * T, hidden_size].
 
     float32, or bfloat16 for many pairs; in the order of `pairs`. Rows of experts that are not held are not written.
@@ -56,6 +59,7 @@ def run_mlp(x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem,
         choice: which experts each token goes to.
         problem: the activation and numerics.
         tiles: how to cut the products.
+        overlaps: whether each launch is made ready while the one before runs.
     """
     tokens, device = x.shape[0], x.device
     hidden, intermediate = experts.hidden_size, experts.intermediate_size
@@ -84,6 +88,7 @@ def run_mlp(x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem,
         "appended": experts.num_appended,
         "packed": choice.packed,
     }
+    options = launch_options(overlaps)
     width = _width(first.block_k, hidden)
     bins = triton.next_power_of_2(count + 1)
     routed = tokens * choice.top_k
@@ -102,6 +107,7 @@ def run_mlp(x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem,
             packed=choice.packed,
             bins=bins,
             chunk_size=chunk,
+            **options,
         )
     prepare_inputs[(triton.cdiv(pairs, chunk) + rows * triton.cdiv(hidden, width),)](
         x,
@@ -129,6 +135,7 @@ def run_mlp(x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem,
         block_k=first.block_k,
         width=width,
         interpreted=INTERPRETED,
+        **options,
     )
     weights, shared = experts.routed, experts.appended
     shared_width = experts.num_appended * intermediate
@@ -162,6 +169,7 @@ def run_mlp(x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem,
         down_block_k=second.block_k,
         split_k=first.split_k,
         interpreted=INTERPRETED,
+        **options,
         num_warps=first.warps,
         num_stages=first.stages,
     )
@@ -183,6 +191,7 @@ def run_mlp(x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem,
             split_k=first.split_k,
             width=width,
             interpreted=INTERPRETED,
+            **options,
         )
     down[(blocks * triton.cdiv(hidden, second.block_m * second.tiles),)](
         between,
@@ -205,6 +214,7 @@ def run_mlp(x: torch.Tensor, experts: Experts, choice: Choice, problem: Problem,
         block_k=second.block_k,
         tiles=second.tiles,
         interpreted=INTERPRETED,
+        **options,
         num_warps=second.warps,
         num_stages=second.stages,
     )

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from flashinfer_compat.backends.triton.overlap import wait_for_launch_before
+
 __all__ = ["align_pairs", "count_pairs", "pair_expert", "pair_token"]
 
 _COUNTED_LINES = tl.constexpr(16)
@@ -78,8 +80,10 @@ def count_pairs(
     packed: tl.constexpr,
     bins: tl.constexpr,
     chunk_size: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """`counts` [chunks, bins] for many pairs, so that `align_pairs` need not read all of them in every program."""
+    wait_for_launch_before(overlaps)
     begin = tl.program_id(0) * chunk_size
     end = tl.minimum(begin + chunk_size, tokens * top_k)
     found = _count(ids, begin, end, first_expert, experts, packed, bins, chunk_size)

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from flashinfer_compat.backends.triton.overlap import launch_options, wait_for_launch_before
 from flashinfer_compat.inputs import LogitsRouting
 from flashinfer_compat.numerics.routing import ROUTING_RULES
 from flashinfer_compat.problem import Problem
@@ -47,7 +48,7 @@ _FUNCTIONS: Mapping[RoutingMethod, _Functions] = MappingProxyType(
 """`ROUTING_RULES` by name of function; a kernel cannot call Python's."""
 
 
-def route_on_gpu(problem: Problem, routing: LogitsRouting) -> tuple[torch.Tensor, torch.Tensor]:
+def route_on_gpu(problem: Problem, routing: LogitsRouting, overlaps: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts and final weights of each token, as `backends.routing.topk_from_logits` defines them.
 
     Returns:
@@ -79,6 +80,7 @@ def route_on_gpu(problem: Problem, routing: LogitsRouting) -> tuple[torch.Tensor
         padded_groups=triton.next_power_of_2(groups),
         padded_top_k=triton.next_power_of_2(problem.top_k),
         num_warps=1 if problem.num_experts <= 256 else 4,
+        **launch_options(overlaps),
     )
     return ids, weights
 
@@ -130,7 +132,9 @@ def _route(
     padded_members: tl.constexpr,
     padded_groups: tl.constexpr,
     padded_top_k: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    wait_for_launch_before(overlaps)
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, padded_groups)
     member = tl.arange(0, padded_members)
