@@ -28,7 +28,8 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _IDS = (torch.int32, torch.int64)
 _WEIGHTS = (torch.float32, torch.bfloat16)
 _BF16 = (torch.bfloat16,)
-_WITH_BIAS = frozenset(method for method, rule in ROUTING_RULES.items() if rule.uses_bias)
+# A tuple: torch.compile of torch 2.6 cannot look into a frozenset.
+_WITH_BIAS = tuple(method for method, rule in ROUTING_RULES.items() if rule.uses_bias)
 _ALIGNMENT = 256
 """Of a workspace, in bytes. Source: FlashInfer 0.7.4, trtllm_fused_moe_kernel_launcher.cu."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +45,7 @@ torch.library.define(
     f"({_INPUTS}, Tensor(a!)? output=None, Tensor(b!)? routing_replay_out=None, Tensor(c!)? workspace_buffer=None) "
     "-> Tensor",
 )
+_OPTIONS = tuple(one.name for one in fields(CallOptions))
 _WRITTEN = ("output", "routing_replay_out", "workspace_buffer")
 
 
@@ -70,8 +72,9 @@ def call(hidden_states: HiddenStates, number: int, routing: Routing, options: Ca
         hidden_states = hidden_states.codes
     operator = torch.ops.flashinfer_compat.fp4_moe
     if options is not NO_OPTIONS:
-        more |= {name: value for name, value in vars(options).items() if value is not None}
-        if more.keys() & set(_WRITTEN):
+        # torch.compile of torch 2.6 knows neither `vars` nor `|=`.
+        more.update({name: getattr(options, name) for name in _OPTIONS if getattr(options, name) is not None})
+        if any(name in more for name in _WRITTEN):
             operator = torch.ops.flashinfer_compat.fp4_moe_into
     output: torch.Tensor = operator(hidden_states, *tensors, kind, number, **more)
     return output if options.output is None else options.output

@@ -76,7 +76,7 @@ def test_layer_options_of_another_type_are_refused(sample: Sample) -> None:
 
 
 def test_a_triton_layer_is_not_prepared_without_a_gpu(sample: Sample) -> None:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", minversion="3.5")
     plan = fc.plan(sample.weights.problem("topk"), fc.Target.from_release("0.7.4", "sm90"), backend="triton")
     with pytest.raises(fc.BackendUnavailableError, match="the weights are on cpu"):
         fc.prepare(sample.weights, plan)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.5")
 
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
+triton = pytest.importorskip("triton", minversion="3.5")
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("needs the compiler", allow_module_level=True)

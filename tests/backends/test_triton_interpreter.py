@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.5")
 
 
 def test_the_kernels_are_right_in_tritons_interpreter() -> None:
