@@ -11,15 +11,17 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.5")
 
+NAMES = ("test_triton_rounding", "test_triton", "test_triton_calls")
+
 
 def test_the_kernels_are_right_in_tritons_interpreter() -> None:
     """Triton must see the variable before its first import, so the tests run in a process of their own."""
-    tests = Path(__file__).with_name("test_triton.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(tests)]
+    tests = [Path(__file__).with_name(f"{name}.py") for name in NAMES]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, tests)]
     run = subprocess.run(
         command,
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        cwd=tests.parents[2],
+        cwd=tests[0].parents[2],
         capture_output=True,
         text=True,
         check=False,
