@@ -6,8 +6,6 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -29,20 +27,6 @@ from flashinfer_compat.signatures.recorded import recorded, releases  # noqa: E4
 
 # bf16 rounding of the weights, of each expert's row and of the sum.
 BF16 = 6e-3
-
-
-@pytest.fixture(scope="module")
-def layer() -> Layer:
-    return Layer(Path(__file__).parents[1] / "data" / "checkpoints" / "grouped")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The matrices are small; threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_bytes(*shape: int) -> torch.Tensor:

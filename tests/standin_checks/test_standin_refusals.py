@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,20 +17,6 @@ from flashinfer_compat.numerics import quantize_nvfp4  # noqa: E402
 
 GARBAGE = "garbage"
 Change = Callable[[Any], Any]
-
-
-@pytest.fixture(scope="module")
-def layer() -> Layer:
-    return Layer(Path(__file__).parents[1] / "data" / "checkpoints" / "grouped")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The matrices are small; threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def launch(layer: Layer, version: str, entry: str, changes: dict[str, Any]) -> tuple[standin.StandIn, Any]:
