@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from flashinfer_compat.environment import Environment, cache_directory
+from flashinfer_compat.environment import Environment
 from flashinfer_compat.environment.reading import read_regular
 from flashinfer_compat.files import write_whole
 from flashinfer_compat.policy import SCHEMA_VERSION, Policy, PolicyError, PolicyRow
-from flashinfer_compat.verified import facts, fingerprint
+from flashinfer_compat.verified import facts, file_for, file_of
 
 __all__ = ["VARIABLE", "kept_in", "load_policy", "read_policy", "store_policy"]
 
@@ -76,14 +78,16 @@ def store_policy(environment: Environment, rows: tuple[PolicyRow, ...], path: Pa
         OSError: it cannot be written.
         PolicyError: `path` is there and no policy file.
     """
-    known = facts(environment)
-    place = path or kept_in(environment)
-    if place is None:
-        return None
-    old = Policy(known, _kept(environment) if path is None else ())
-    if path is not None and path.exists():
-        found = read_policy(path)
-        old = found if found.facts == known else old
+    if path is None:
+        own = file_for(environment, _name)
+        if own is None:
+            return None
+        place, known = own
+        old = Policy(known, _rows(place, known))
+    else:
+        place, known = path, facts(environment)
+        found = read_policy(place) if place.exists() else None
+        old = found if found is not None and found.facts == known else Policy(known, ())
     place.parent.mkdir(parents=True, exist_ok=True)
     write_whole(place, json.dumps(old.with_rows(rows).to_dict(), indent=1) + "\n")
     return place
@@ -91,18 +95,19 @@ def store_policy(environment: Environment, rows: tuple[PolicyRow, ...], path: Pa
 
 def kept_in(environment: Environment) -> Path | None:
     """The file in the user's cache that holds for exactly this machine; None where there is no cache directory."""
-    folder = cache_directory().value
-    return None if folder is None else Path(folder) / _name(fingerprint(facts(environment)))
+    own = file_for(environment, _name)
+    return None if own is None else own[0]
 
 
 def _kept(environment: Environment) -> tuple[PolicyRow, ...]:
-    folder = cache_directory().value
-    # Before anybody has measured, starting up need not look at every file that a time depends on.
-    if folder is None or not any(Path(folder).glob(_name("*"))):
-        return ()
-    known = facts(environment)
+    own = file_of(environment, _name)
+    return () if own is None else _rows(*own)
+
+
+def _rows(path: Path, known: Mapping[str, Any]) -> tuple[PolicyRow, ...]:
+    """What is kept in the cache; what is wrong there counts as none."""
     try:
-        policy = read_policy(Path(folder) / _name(fingerprint(known)))
+        policy = read_policy(path)
     except PolicyError:
         return ()
     return policy.rows if policy.facts == known else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from flashinfer_compat.errors import FlashInferCompatError
 from flashinfer_compat.files import write_whole
 from flashinfer_compat.self_checks import SelfCheck
 
-__all__ = ["facts", "fingerprint", "load", "store"]
+__all__ = ["facts", "file_for", "file_of", "fingerprint", "load", "store"]
 
 _FORMAT = 1
 _DECIDING = ("flashinfer", "torch", "triton", "cuda", "cutlass", "tvm", "nvidia-cudnn", "nvidia-cublas", "tileiras")
@@ -51,15 +51,36 @@ def fingerprint(known: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:24]
 
 
+def file_for(environment: Environment, name: Callable[[str], str]) -> tuple[Path, dict[str, Any]] | None:
+    """The file in the user's cache that holds for exactly this machine, and the facts; None without a cache directory.
+
+    Args:
+        environment: this machine's.
+        name: the fingerprint of the facts to the file's name.
+    """
+    folder = cache_directory().value
+    if folder is None:
+        return None
+    known = facts(environment)
+    return Path(folder) / name(fingerprint(known)), known
+
+
+def file_of(environment: Environment, name: Callable[[str], str]) -> tuple[Path, dict[str, Any]] | None:
+    """`file_for`, where anything was kept; before that, starting up need not look at every file that counts."""
+    folder = cache_directory().value
+    if folder is None or not any(Path(folder).glob(name("*"))):
+        return None
+    return file_for(environment, name)
+
+
 def load(environment: Environment) -> tuple[SelfCheck, ...]:
     """What was found here before, with exactly these facts; nothing where nothing was, or it cannot be read."""
-    folder = cache_directory().value
-    # Before anybody has verified, starting up need not look at every file that a result depends on.
-    if folder is None or not any(Path(folder).glob(_name("*"))):
+    found = file_of(environment, _name)
+    if found is None:
         return ()
-    known = facts(environment)
+    path, known = found
     try:
-        stored = json.loads(read_regular(Path(folder) / _name(fingerprint(known))))
+        stored = json.loads(read_regular(path))
         if stored["facts"] != known:
             return ()
         return tuple(SelfCheck.from_dict(one) for one in stored["checks"])
@@ -73,11 +94,10 @@ def store(environment: Environment, checks: Iterable[SelfCheck]) -> Path | None:
     Raises:
         OSError: the directory cannot be written.
     """
-    folder = cache_directory().value
-    if folder is None:
+    found = file_for(environment, _name)
+    if found is None:
         return None
-    known = facts(environment)
-    path = Path(folder) / _name(fingerprint(known))
+    path, known = found
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps({"facts": known, "checks": [one.to_dict() for one in checks]}, indent=2)
     write_whole(path, content)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ if importlib.util.find_spec("torch") is None:
         "test_ops.py",
         "test_adoption.py",
     ]
+
+# A shell starts what runs in its background with Ctrl-C ignored; the commands that tests interrupt would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from flashinfer_compat.backends.activation import ACTIVATIONS
 from flashinfer_compat.backends.base import PreparedLayer
-from flashinfer_compat.backends.routing import topk_from_logits
+from flashinfer_compat.backends.routing import topk_of
 from flashinfer_compat.errors import ArgumentError, TensorError
-from flashinfer_compat.inputs import HiddenStates, LogitsRouting, PackedTopKRouting, QuantizedInput, Routing
+from flashinfer_compat.inputs import HiddenStates, LogitsRouting, QuantizedInput, Routing
 from flashinfer_compat.numerics.nvfp4 import Nvfp4Tensor, dequantize_nvfp4, per_token_scale, quantize_nvfp4
-from flashinfer_compat.numerics.routing import TopK, append_shared_experts, unpack_topk
+from flashinfer_compat.numerics.routing import TopK, append_shared_experts
 from flashinfer_compat.options import CallOptions, LayerOptions
 from flashinfer_compat.outputs import UnfinalizedOutput
 from flashinfer_compat.planning.decision import Plan
@@ -163,11 +163,9 @@ def _dequantized(given: HiddenStates, state: ReferenceState) -> torch.Tensor:
 def _top_k(problem: Problem, routing: Routing) -> TopK:
     if isinstance(routing, LogitsRouting):
         _require_finite(routing.logits, "logits")
-        return topk_from_logits(problem, routing)
-    if isinstance(routing, PackedTopKRouting):
-        ids, weights = unpack_topk(routing.packed)
-    else:
-        ids, weights = routing.ids.to(torch.int64), routing.weights.to(torch.float32)
+        return topk_of(problem, routing)
+    given = topk_of(problem, routing)
+    ids, weights = given.ids.to(torch.int64), given.weights.to(torch.float32)
     _require_finite(weights, "topk_weights")
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= problem.num_experts):
         raise TensorError(

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from flashinfer_compat.inputs import LogitsRouting
-from flashinfer_compat.numerics.routing import TopK, route
+from flashinfer_compat.inputs import LogitsRouting, PackedTopKRouting, Routing
+from flashinfer_compat.numerics.routing import TopK, route, unpack_topk
 from flashinfer_compat.problem import Problem
 from flashinfer_compat.vocabulary import RoutedScaling
 
-__all__ = ["topk_from_logits"]
+__all__ = ["topk_from_logits", "topk_of"]
+
+
+def topk_of(problem: Problem, routing: Routing) -> TopK:
+    """The experts and weights that a call's routing says or means; given ids and weights keep their dtypes."""
+    if isinstance(routing, LogitsRouting):
+        return topk_from_logits(problem, routing)
+    if isinstance(routing, PackedTopKRouting):
+        return TopK(*unpack_topk(routing.packed))
+    return TopK(routing.ids, routing.weights)
 
 
 def topk_from_logits(problem: Problem, routing: LogitsRouting) -> TopK:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["SideStream", "side_stream_for"]
+__all__ = ["SideStream", "forks", "run_both", "side_stream_for"]
 
 _T = TypeVar("_T")
 
@@ -35,6 +35,20 @@ class SideStream:
         current.wait_stream(self.stream)
         other.record_stream(current)
         return result, other
+
+
+def forks(side_stream: SideStream | None, tokens: int) -> bool:
+    """Whether a call of so many tokens runs on both streams."""
+    return side_stream is not None and tokens <= side_stream.most_tokens
+
+
+def run_both(
+    side_stream: SideStream | None, tokens: int, main: Callable[[], _T], side: Callable[[], torch.Tensor]
+) -> tuple[_T, torch.Tensor]:
+    """Both results of a call of so many tokens, beside each other where it forks and else one after the other."""
+    if side_stream is None or not forks(side_stream, tokens):
+        return main(), side()
+    return side_stream.beside(main, side)
 
 
 def side_stream_for(device: torch.device, most_tokens: int) -> SideStream | None:

@@ -6,9 +6,11 @@ import enum
 import statistics
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
+
+from flashinfer_compat.backends.graph_times import graph_times
 
 __all__ = ["Call", "Timing", "bytes_beyond", "microseconds", "peak_bytes"]
 
@@ -34,8 +36,10 @@ def microseconds(calls: Sequence[Call], device: torch.device, timing: Timing) ->
     for call in calls:
         call()
     _wait(device)
-    times = list(_replays(calls) if timing is Timing.CUDA_GRAPH else _rounds(calls, device))
-    return 1e6 * statistics.median(times) / len(calls)
+    times = (
+        list(graph_times(calls, _REPLAYS))[_FIRST_REPLAYS:] if timing is Timing.CUDA_GRAPH else _rounds(calls, device)
+    )
+    return statistics.median(times) / len(calls)
 
 
 def peak_bytes(call: Call, device: torch.device) -> int | None:
@@ -56,28 +60,13 @@ def bytes_beyond(state: object, given: object) -> int:
     return sum(size for address, size in own.items() if address not in theirs)
 
 
-def _replays(calls: Sequence[Call]) -> Iterable[float]:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    for number in range(_REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if number >= _FIRST_REPLAYS:
-            yield 1e-3 * start.elapsed_time(end)
-
-
-def _rounds(calls: Sequence[Call], device: torch.device) -> Iterable[float]:
+def _rounds(calls: Sequence[Call], device: torch.device) -> Iterator[float]:
     for _ in range(_ROUNDS):
         started = time.perf_counter()
         for call in calls:
             call()
         _wait(device)
-        yield time.perf_counter() - started
+        yield 1e6 * (time.perf_counter() - started)
 
 
 def _wait(device: torch.device) -> None:

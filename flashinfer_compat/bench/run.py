@@ -23,13 +23,13 @@ from flashinfer_compat.moe import fp4_moe, prepare
 from flashinfer_compat.options import LayerOptions
 from flashinfer_compat.planning.plan import ALTERNATIVES, assess, plan
 from flashinfer_compat.reasons import ReasonCode
-from flashinfer_compat.verification.run import FUSED_TOLERANCE, SPLIT_TOLERANCE
+from flashinfer_compat.verification.run import failure_text, tolerance_of
 from flashinfer_compat.vocabulary import Backend, Numerics, RoutingInput, Strategy
 from flashinfer_compat.weights.values import MoELayerWeights
 
 __all__ = ["Asked", "Bed", "measure", "ways_of"]
 
-_TOLERANCES = {Backend.TRTLLM: FUSED_TOLERANCE, Backend.CUTILE: FUSED_TOLERANCE}
+_ROUNDING_ROWS = frozenset({Backend.TRTLLM, Backend.CUTILE})
 """FlashInfer's kernels round each expert's row to bf16 before the sum."""
 _OTHER_INPUT = frozenset({ReasonCode.NEEDS_LOGITS, ReasonCode.NEEDS_TOPK})
 
@@ -180,14 +180,13 @@ def _point(bed: Bed, way: Way, tokens: int, layer: PreparedLayer, beyond: int, r
 
 
 def _tolerance(way: Way) -> float:
-    # Its dense FP4 GEMM rounds to bf16 before the next one's input is quantized.
-    dense = way.backend is Backend.TRTLLM and way.strategy is Strategy.SPLIT and way.sizes.num_shared_experts
-    return SPLIT_TOLERANCE if dense else _TOLERANCES.get(way.backend, TOLERANCE)
+    if way.backend not in _ROUNDING_ROWS:
+        return TOLERANCE
+    return tolerance_of(way.sizes.problem(way.routing_input, way.numerics), way.strategy, way.backend)
 
 
 def _told(failure: Exception) -> str:
-    lines = str(failure).splitlines()
-    text = f"{type(failure).__name__}: {lines[0] if lines else ''}"
+    text = failure_text(failure)
     if isinstance(failure, torch.OutOfMemoryError) or "can't allocate memory" in text:
         return f"out of memory; measure fewer --tokens or a smaller --intermediate-size ({text})"
     return f"it raised {text}"

@@ -21,11 +21,11 @@ from flashinfer_compat.verification.layers import TOKENS, CheckedLayer, Inputs, 
 from flashinfer_compat.verification.oracle import choose, expected
 from flashinfer_compat.vocabulary import Backend, Evidence, Numerics, RoutingInput, SharedExpertFormat, Strategy
 
-__all__ = ["FUSED_TOLERANCE", "SPLIT_TOLERANCE", "obstacles", "self_checks"]
+__all__ = ["failure_text", "obstacles", "self_checks", "tolerance_of"]
 
-FUSED_TOLERANCE = 1e-2
+_FUSED_TOLERANCE = 1e-2
 """Relative error (Frobenius norms). Kernels round routing weights, each expert's row and the result to bf16."""
-SPLIT_TOLERANCE = 3e-2
+_SPLIT_TOLERANCE = 3e-2
 """With an NVFP4 shared expert in a dense FP4 GEMM, whose first result is rounded to bf16 before it is quantized."""
 
 _TIMED_CALLS = 5
@@ -71,6 +71,18 @@ def obstacles(target: Target, device: torch.device, backend: Backend) -> tuple[R
     return tuple(reason for code, reason in found.items() if code in (common or found))
 
 
+def tolerance_of(problem: Problem, strategy: Strategy, backend: Backend) -> float:
+    """The relative error up to which a result is right."""
+    dense = backend is Backend.TRTLLM and not strategy.is_fused and problem.shared_format is SharedExpertFormat.NVFP4
+    return _SPLIT_TOLERANCE if dense else _FUSED_TOLERANCE
+
+
+def failure_text(failure: Exception) -> str:
+    """An exception's type and first line; FlashInfer's own can have pages."""
+    lines = str(failure).splitlines()
+    return f"{type(failure).__name__}: {lines[0] if lines else ''}"
+
+
 def _unchecked(target: Target) -> Target:
     """What was found before must not decide what is looked at now."""
     return replace(target, self_checks=())
@@ -85,8 +97,7 @@ def _check(
     wanted: dict[int, torch.Tensor],
 ) -> SelfCheck:
     kind = CheckedKind.of(problem, strategy, backend)
-    dense = backend is Backend.TRTLLM and not strategy.is_fused and problem.shared_format is SharedExpertFormat.NVFP4
-    tolerance = SPLIT_TOLERANCE if dense else FUSED_TOLERANCE
+    tolerance = tolerance_of(problem, strategy, backend)
     try:
         prepared = prepare(layer.weights, plan(problem, target, strategy=strategy, backend=backend))
         worst, where, microseconds = 0.0, 0, 0.0
@@ -105,8 +116,7 @@ def _check(
                 microseconds = _time(call)
     except Exception as failure:
         # Whatever a broken install raises is what this looks for.
-        text = f"it raised {type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
-        return SelfCheck(kind, Evidence.REFUTED, None, tolerance, None, text)
+        return SelfCheck(kind, Evidence.REFUTED, None, tolerance, None, f"it raised {failure_text(failure)}")
     if not worst <= tolerance:
         text = f"relative error {worst:.2e} with {where} tokens, more than {tolerance:.0e}"
         return SelfCheck(kind, Evidence.REFUTED, worst, tolerance, microseconds, text)

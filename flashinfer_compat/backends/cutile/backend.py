@@ -9,16 +9,15 @@ import torch
 
 from flashinfer_compat.backends.base import PreparedLayer
 from flashinfer_compat.backends.cutile.experts import CutileExperts, prepare_experts
-from flashinfer_compat.backends.routing import topk_from_logits
-from flashinfer_compat.backends.side_stream import SideStream, side_stream_for
+from flashinfer_compat.backends.routing import topk_of
+from flashinfer_compat.backends.side_stream import SideStream, run_both, side_stream_for
 from flashinfer_compat.backends.trtllm.dense import gated_output, prepare_shared
 from flashinfer_compat.errors import ArgumentError, TensorError
-from flashinfer_compat.inputs import HiddenStates, LogitsRouting, PackedTopKRouting, Routing
-from flashinfer_compat.numerics.routing import TopK, append_shared_experts, unpack_topk
+from flashinfer_compat.inputs import HiddenStates, Routing
+from flashinfer_compat.numerics.routing import TopK, append_shared_experts
 from flashinfer_compat.options import CallOptions, LayerOptions
 from flashinfer_compat.outputs import UnfinalizedOutput
 from flashinfer_compat.planning.decision import Plan
-from flashinfer_compat.problem import Problem
 from flashinfer_compat.weights.shared import split_shared
 from flashinfer_compat.weights.values import MoELayerWeights, Nvfp4Experts
 
@@ -104,7 +103,7 @@ def run(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, opt
     problem = layer.plan.problem
     if hidden_states.shape[0] == 0:
         return torch.empty_like(hidden_states) if options.output is None else options.output
-    topk = _topk(problem, routing)
+    topk = topk_of(problem, routing)
     if options.routing_replay_out is not None:
         options.routing_replay_out[: topk.ids.shape[0]].copy_(topk.ids)
     if layer.plan.strategy.is_fused:
@@ -125,27 +124,15 @@ def run_unfinalized(
     raise ArgumentError("layer", "one on the trtllm or torch backend, without the final sum", "one on cutile")
 
 
-def _topk(problem: Problem, routing: Routing) -> TopK:
-    if isinstance(routing, LogitsRouting):
-        return topk_from_logits(problem, routing)
-    if isinstance(routing, PackedTopKRouting):
-        return TopK(*unpack_topk(routing.packed))
-    return TopK(routing.ids, routing.weights)
-
-
 def _both(state: CutileState, values: torch.Tensor, topk: TopK) -> torch.Tensor:
     """The routed experts' result and the shared ones'; the former is new memory, which takes up the sum."""
-    if state.shared is None:
+    mlp = state.shared
+    if mlp is None:
         return state.experts(values, topk.ids, topk.weights)
-    side_stream = state.side_stream
-    if side_stream is None or values.shape[0] > side_stream.most_tokens:
-        return state.experts(values, topk.ids, topk.weights).add_(_shared(state, values))
-    routed, shared = side_stream.beside(
-        lambda: state.experts(values, topk.ids, topk.weights), lambda: _shared(state, values)
+    routed, shared = run_both(
+        state.side_stream,
+        values.shape[0],
+        lambda: state.experts(values, topk.ids, topk.weights),
+        lambda: gated_output(mlp, values, state.shared_gate),
     )
     return routed.add_(shared)
-
-
-def _shared(state: CutileState, values: torch.Tensor) -> torch.Tensor:
-    assert state.shared is not None
-    return gated_output(state.shared, values, state.shared_gate)

@@ -7,13 +7,14 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 
+from flashinfer_compat.backends.graph_times import graph_times
 from flashinfer_compat.backends.triton.candidates import STEPS, Step, fits
 from flashinfer_compat.backends.triton.layer import TritonState, run_top_k, untuned
 from flashinfer_compat.backends.triton.mlp import INTERPRETED
@@ -154,24 +155,13 @@ class _Clock:
         # Not smaller, rather than larger: a NaN is wrong too.
         if not bool(difference <= _TOLERANCE[self.problem.numerics] * self.expected.norm()):
             return math.inf
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for ids in self.ids:
-                self._call(ids, cut)
-        return statistics.median(self._replay(graph) for _ in range(_REPLAYS)) / len(self.ids)
+        calls = [partial(self._call, ids, cut) for ids in self.ids]
+        return statistics.median(graph_times(calls, _REPLAYS)) / len(calls)
 
     def _call(self, ids: torch.Tensor, cut: Cut) -> torch.Tensor:
         return run_top_k(
             self.x, self.state, self.problem, ids, self.weights, tiles=cut.experts, shared_tiles=cut.shared
         )
-
-    def _replay(self, graph: torch.cuda.CUDAGraph) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return float(1e3 * start.elapsed_time(end))
 
 
 def _facts(state: TritonState, problem: Problem) -> dict[str, Any]:

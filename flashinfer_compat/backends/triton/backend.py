@@ -126,8 +126,10 @@ def run(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, opt
     if hidden_states.shape[0] == 0:
         return torch.empty_like(hidden_states) if output is None else output
     state = layer.state.for_tokens(hidden_states.shape[0])
+    if options.enable_pdl is False:
+        state = replace(state, overlaps=False)
     if isinstance(routing, LogitsRouting):
-        ids, weights = route_on_gpu(problem, routing, state.overlaps and options.enable_pdl is not False)
+        ids, weights = route_on_gpu(problem, routing, state.overlaps)
         packed = False
     elif isinstance(routing, PackedTopKRouting):
         ids = weights = routing.packed.contiguous()
@@ -138,9 +140,7 @@ def run(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, opt
     if options.routing_replay_out is not None:
         chosen = unpack_topk(ids)[0] if packed else ids
         options.routing_replay_out[: ids.shape[0]].copy_(chosen)
-    return run_top_k(
-        hidden_states, state, problem, ids, weights, packed=packed, output=output, enable_pdl=options.enable_pdl
-    )
+    return run_top_k(hidden_states, state, problem, ids, weights, packed=packed, output=output)
 
 
 def run_unfinalized(

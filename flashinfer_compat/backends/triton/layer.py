@@ -10,7 +10,7 @@ import triton
 from torch.nn import functional
 
 from flashinfer_compat.backends.activation import ACTIVATIONS
-from flashinfer_compat.backends.side_stream import SideStream
+from flashinfer_compat.backends.side_stream import SideStream, forks, run_both
 from flashinfer_compat.backends.triton.down import combine
 from flashinfer_compat.backends.triton.mlp import Choice, run_mlp
 from flashinfer_compat.backends.triton.overlap import launch_options
@@ -70,7 +70,6 @@ def run_top_k(
     output: torch.Tensor | None = None,
     tiles: Tiles | None = None,
     shared_tiles: Tiles | None = None,
-    enable_pdl: bool | None = None,
 ) -> torch.Tensor:
     """The layer's output for chosen experts.
 
@@ -84,18 +83,16 @@ def run_top_k(
         output: where to write, like `hidden_states` in shape and dtype; None makes a new tensor.
         tiles: other tiles than were measured or `tiles_for` chooses.
         shared_tiles: likewise, for a shared MLP apart.
-        enable_pdl: False keeps the state's launches from overlapping.
     """
     if hidden_states.shape[0] == 0:
         return torch.empty_like(hidden_states)
     x = hidden_states if hidden_states.stride(1) == 1 else hidden_states.contiguous()
     tokens, experts, apart = x.shape[0], state.experts, state.shared
-    overlaps = state.overlaps and enable_pdl is not False
     cut = nearest(state.cuts, tokens) or untuned(state, problem, tokens)
 
     def routed() -> torch.Tensor:
         choice = Choice(ids, packed, problem.top_k, state.first_expert)
-        return run_mlp(x, experts, choice, problem, tiles or cut.experts, overlaps)
+        return run_mlp(x, experts, choice, problem, tiles or cut.experts, state.overlaps)
 
     def shared() -> torch.Tensor:
         if isinstance(apart, DenseExperts):
@@ -104,19 +101,15 @@ def run_top_k(
             chosen = shared_tiles or cut.shared
             assert apart is not None
             assert chosen is not None
-            result = run_mlp(x, apart, Choice(ids, False, 0, 0), problem, chosen, overlaps)
+            result = run_mlp(x, apart, Choice(ids, False, 0, 0), problem, chosen, state.overlaps)
         if state.shared_gate is None:
             return result
         return result.float() * torch.sigmoid(functional.linear(x.float(), state.shared_gate.float()))
 
     if apart is None:
         y = extra = routed()
-    elif state.side_stream is None or tokens > state.side_stream.most_tokens:
-        y, extra = routed(), shared()
     else:
-        y, extra = state.side_stream.beside(routed, shared)
-        # What comes next follows two launches.
-        overlaps = False
+        y, extra = run_both(state.side_stream, tokens, routed, shared)
     if output is None:
         output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     combine[(tokens, triton.cdiv(experts.hidden_size, _COMBINED))](
@@ -134,7 +127,8 @@ def run_top_k(
         packed=packed,
         has_extra=apart is not None,
         width=_COMBINED,
-        **launch_options(overlaps),
+        # After a fork it follows two launches.
+        **launch_options(state.overlaps and not forks(state.side_stream, tokens)),
     )
     return output
 

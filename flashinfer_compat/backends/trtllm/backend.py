@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from flashinfer_compat.backends.base import PreparedLayer
-from flashinfer_compat.backends.side_stream import SideStream, side_stream_for
+from flashinfer_compat.backends.side_stream import SideStream, run_both, side_stream_for
 from flashinfer_compat.backends.trtllm.dense import SharedMlp, gated_output, prepare_shared
 from flashinfer_compat.backends.trtllm.given import check_given
 from flashinfer_compat.backends.trtllm.moe import FusedCall, prepare_call
@@ -107,10 +107,7 @@ def _both(
         return routed(hidden_states), None
     values = hidden_states.hidden_states if isinstance(hidden_states, QuantizedInput) else hidden_states
     assert values is not None
-    side_stream = state.side_stream
-    if side_stream is None or values.shape[0] > side_stream.most_tokens:
-        return routed(hidden_states), _shared(state, values)
-    return side_stream.beside(lambda: routed(hidden_states), lambda: _shared(state, values))
+    return run_both(state.side_stream, values.shape[0], lambda: routed(hidden_states), lambda: _shared(state, values))
 
 
 def _shared(state: TrtllmState, values: torch.Tensor) -> torch.Tensor:
