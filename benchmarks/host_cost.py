@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import importlib.util
 import platform
 import statistics
 import time
@@ -33,6 +34,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--calls", type=int, default=20)
     options = parser.parse_args()
+    if importlib.util.find_spec("flashinfer") is None:
+        parser.error("it needs FlashInfer: pip install --no-deps -r tests/requirements-flashinfer.txt")
     torch.set_num_threads(1)
     version = _stub_flashinfer()
     print(f"FlashInfer {version}, torch {torch.__version__}, Python {platform.python_version()}, 1 token")

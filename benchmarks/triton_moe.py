@@ -47,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     device, target = torch.device(options.device), this_machine()
+    if device.type == "cuda" and not torch.cuda.is_available():
+        parser.error("it needs an NVIDIA GPU and a CUDA build of torch")
     target = target if device.type == "cuda" else replace(target, architecture=None)
     points: list[dict[str, Any]] = []
     for intermediate in options.intermediate:

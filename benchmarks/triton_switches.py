@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("it needs an NVIDIA GPU and a CUDA build of torch")
     device = torch.device("cuda", 0)
     found: list[Mapping[str, object]] = []
     for intermediate in options.intermediate:

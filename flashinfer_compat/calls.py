@@ -1,6 +1,6 @@
 """The checks of one call's tensors: shapes, dtypes and devices.
 
-Values are looked at for the torch backend only, which reads them anyway; elsewhere that would wait for the GPU.
+Values are looked at by the torch backend only, which reads them anyway; elsewhere that would wait for the GPU.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from flashinfer_compat.options import NO_OPTIONS, CallOptions
 from flashinfer_compat.problem import Problem
 from flashinfer_compat.vocabulary import ActivationScaling, Backend, Numerics
 
-__all__ = ["check_call"]
+__all__ = ["check_apart", "check_call"]
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _IDS = (torch.int32, torch.int64)
 _WEIGHTS = (torch.float32, torch.bfloat16)
 _BF16 = (torch.bfloat16,)
-# A tuple: torch.compile of torch 2.6 cannot look into a frozenset.
+_CONVERTIBLE = (_FLOATS, _IDS, _WEIGHTS)
+# Tuples: torch.compile of torch 2.6 cannot look into a frozenset.
+_TAKE_FLOATS = (Backend.TORCH, Backend.TRITON)
 _WITH_BIAS = tuple(method for method, rule in ROUTING_RULES.items() if rule.uses_bias)
+_ALLOCATE = "Allocate it contiguous; a contiguous copy would be written instead of it."
 _ALIGNMENT = 256
 """Of a workspace, in bytes. Source: FlashInfer 0.7.4, trtllm_fused_moe_kernel_launcher.cu."""
 
@@ -39,7 +42,7 @@ def check_call(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routi
 
     Raises:
         ArgumentError: an argument is of another type, or the routing of another kind than the plan's.
-        TensorError: a tensor has another dtype, shape or device, or (torch backend) a scale or bias is not finite.
+        TensorError: a tensor has another dtype, shape or device.
     """
     if not isinstance(layer, PreparedLayer):
         raise ArgumentError("layer", "what prepare returned", type(layer).__name__)
@@ -50,19 +53,22 @@ def check_call(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routi
         if not isinstance(hidden_states, torch.Tensor):
             raise ArgumentError("hidden_states", "a torch.Tensor or a QuantizedInput", type(hidden_states).__name__)
         if hidden_states.ndim != 2 or hidden_states.shape[1] != problem.hidden_size:
-            expected = f"shape [tokens, {problem.hidden_size}]"
-            raise TensorError("hidden_states", expected, f"shape {list(hidden_states.shape)}")
-        if hidden_states.dtype not in _FLOATS:
-            raise TensorError("hidden_states", "bfloat16, float16 or float32", str(hidden_states.dtype))
+            expected, found = f"shape [tokens, {problem.hidden_size}]", f"shape {list(hidden_states.shape)}"
+            way_out = f"Pass hidden_states.reshape(-1, {problem.hidden_size})." if hidden_states.ndim > 2 else ""
+            raise TensorError("hidden_states", expected, found, way_out)
+        dtypes = _FLOATS if layer.plan.backend in _TAKE_FLOATS else _BF16
+        if hidden_states.dtype not in dtypes:
+            names = " or ".join(str(one).removeprefix("torch.") for one in dtypes)
+            expected = f"{names} on the {layer.plan.backend.value} backend"
+            way_out = "Pass hidden_states.to(torch.bfloat16)."
+            raise TensorError("hidden_states", expected, str(hidden_states.dtype), way_out)
         _check_device(hidden_states, "hidden_states", device)
         tokens = hidden_states.shape[0]
     _check_routing(routing, tokens, device, problem)
-    if layer.plan.backend is Backend.TORCH and not torch.compiler.is_compiling():
-        _check_values(hidden_states, routing)
     if options is not NO_OPTIONS:
         _check_options(options, tokens, hidden_states, layer)
         if not torch.compiler.is_compiling():
-            _check_apart(hidden_states, routing, options)
+            check_apart(hidden_states, routing, options)
 
 
 def _check_quantized(given: QuantizedInput, layer: PreparedLayer, problem: Problem) -> int:
@@ -117,22 +123,9 @@ def _check_routing(routing: Routing, tokens: int, device: torch.device, problem:
         _check(routing.packed, "packed", (torch.int32,), (tokens, problem.top_k), device)
 
 
-def _check_values(given: HiddenStates, routing: Routing) -> None:
-    """Those that the backend would not see, or would see only in what it computes from them."""
-    tensors: dict[str, torch.Tensor | None] = {}
-    if isinstance(given, QuantizedInput):
-        tensors = {"block_scale": given.block_scale.view(torch.float8_e4m3fn), "per_token_scale": given.per_token_scale}
-    if isinstance(routing, LogitsRouting):
-        tensors["bias"] = routing.bias
-    for name, tensor in tensors.items():
-        bad = 0 if tensor is None else int((~torch.isfinite(tensor.to(torch.float32))).sum())
-        if tensor is not None and bad:
-            raise TensorError(name, "finite values", f"{bad} of {tensor.numel()} infinite or NaN")
-
-
 def _check_options(options: CallOptions, tokens: int, given: HiddenStates, layer: PreparedLayer) -> None:
     if not isinstance(options, CallOptions):
-        raise ArgumentError("options", "a CallOptions", type(options).__name__)
+        raise ArgumentError("options", "a CallOptions", type(options).__name__, "Leave it out for the defaults.")
     problem, device = layer.plan.problem, layer.device
     if options.enable_pdl is not None and not isinstance(options.enable_pdl, bool):
         raise ArgumentError("options.enable_pdl", "True, False or None", repr(options.enable_pdl))
@@ -145,15 +138,16 @@ def _check_options(options: CallOptions, tokens: int, given: HiddenStates, layer
     if replay is not None:
         rows = max(tokens, replay.shape[0]) if isinstance(replay, torch.Tensor) and replay.ndim else tokens
         _check(replay, "options.routing_replay_out", (torch.int16,), (rows, problem.top_k), device)
-        _check_contiguous(replay, "options.routing_replay_out")
+        _check_contiguous(replay, "options.routing_replay_out", _ALLOCATE)
     workspace = options.workspace_buffer
     if workspace is not None:
         size = workspace.numel() if isinstance(workspace, torch.Tensor) else 0
         _check(workspace, "options.workspace_buffer", (torch.uint8,), (size,), device)
-        _check_contiguous(workspace, "options.workspace_buffer")
+        _check_contiguous(workspace, "options.workspace_buffer", _ALLOCATE)
         if not torch.compiler.is_compiling() and workspace.data_ptr() % _ALIGNMENT:
-            expected = f"memory aligned to {_ALIGNMENT} bytes"
-            raise TensorError("options.workspace_buffer", expected, f"address {workspace.data_ptr():#x}")
+            expected, found = f"memory aligned to {_ALIGNMENT} bytes", f"address {workspace.data_ptr():#x}"
+            way_out = "Pass a slice of it that begins at a multiple; torch's GPU allocations do."
+            raise TensorError("options.workspace_buffer", expected, found, way_out)
         if options.gemm1_lora_delta is not None:
             raise ArgumentError("options.workspace_buffer", "None beside gemm1_lora_delta", "a tensor")
     delta = options.gemm1_lora_delta
@@ -166,11 +160,17 @@ def _check_options(options: CallOptions, tokens: int, given: HiddenStates, layer
 def _check_output(output: torch.Tensor, tokens: int, given: HiddenStates, layer: PreparedLayer) -> None:
     dtype = torch.bfloat16 if isinstance(given, QuantizedInput) else given.dtype
     _check(output, "options.output", (dtype,), (tokens, layer.plan.problem.hidden_size), layer.device)
-    _check_contiguous(output, "options.output")
+    _check_contiguous(output, "options.output", _ALLOCATE)
 
 
-def _check_apart(given: HiddenStates, routing: Routing, options: CallOptions) -> None:
-    """Whatever is written shares no memory with anything else of the call, which may be read after it."""
+def check_apart(given: HiddenStates, routing: Routing, options: CallOptions) -> None:
+    """Require that whatever is written shares no memory with anything else of the call, which may be read after it.
+
+    While torch.compile traces, tensors have no memory; its operator looks when it runs.
+
+    Raises:
+        TensorError: two do.
+    """
     read = {"gemm1_lora_delta": options.gemm1_lora_delta, **vars(routing)}
     read |= vars(given) if isinstance(given, QuantizedInput) else {"hidden_states": given}
     written = {name: getattr(options, name) for name in ("output", "routing_replay_out", "workspace_buffer")}
@@ -204,15 +204,17 @@ def _check(
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(name, "a torch.Tensor", type(tensor).__name__)
     if tensor.dtype not in dtypes:
-        raise TensorError(name, " or ".join(map(str, dtypes)), str(tensor.dtype))
+        way_out = f"Pass {name}.to({dtypes[0]})." if dtypes in _CONVERTIBLE else ""
+        raise TensorError(name, " or ".join(map(str, dtypes)), str(tensor.dtype), way_out)
     if tuple(tensor.shape) != shape:
         raise TensorError(name, f"shape {list(shape)}", f"shape {list(tensor.shape)}")
     _check_device(tensor, name, device)
 
 
-def _check_contiguous(tensor: torch.Tensor, name: str) -> None:
+def _check_contiguous(tensor: torch.Tensor, name: str, way_out: str = "") -> None:
     if not tensor.is_contiguous():
-        raise TensorError(name, "a contiguous tensor", f"strides {list(tensor.stride())}", f"Pass {name}.contiguous().")
+        way_out = way_out or f"Pass {name}.contiguous()."
+        raise TensorError(name, "a contiguous tensor", f"strides {list(tensor.stride())}", way_out)
 
 
 def _check_device(tensor: torch.Tensor, name: str, device: torch.device) -> None:

@@ -26,6 +26,7 @@ from flashinfer_compat.options import NO_OPTIONS, CallOptions, LayerOptions
 from flashinfer_compat.outputs import UnfinalizedOutput
 from flashinfer_compat.planning.decision import Plan
 from flashinfer_compat.vocabulary import Backend
+from flashinfer_compat.weights.scales import check_block_scales
 from flashinfer_compat.weights.values import MoELayerWeights, Router
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ __all__ = ["fp4_moe", "fp4_moe_unfinalized", "prepare", "route_logits"]
 def prepare(weights: MoELayerWeights | TrtllmExperts, plan: Plan, options: LayerOptions | None = None) -> PreparedLayer:
     """Bring a layer's weights into the layout that `plan` needs.
 
+    The weights' tensors must not change afterwards: a backend may read some of them in place and copies of others. With
+    new values in them, prepare again.
+
     Args:
         weights: the layer, or this rank's part of it, as `load_moe_layer` gives it; or, for a plan on the trtllm
             backend, experts that the engine has laid out itself. Those are used as they are, without a copy.
@@ -45,7 +49,7 @@ def prepare(weights: MoELayerWeights | TrtllmExperts, plan: Plan, options: Layer
 
     Raises:
         ArgumentError: the plan was made for another layer, or an option does not go with it.
-        TensorError: a tensor of laid out experts does not fit the plan.
+        TensorError: a tensor of laid out experts does not fit the plan, or a block scale is negative or NaN.
         BackendUnavailableError: the installed FlashInfer cannot be imported, or lacks what the plan found in it.
     """
     from flashinfer_compat.backends.trtllm.weights import TrtllmExperts
@@ -66,6 +70,7 @@ def prepare(weights: MoELayerWeights | TrtllmExperts, plan: Plan, options: Layer
         device, adds_shared = weights.gemm1_weights.device, plan.strategy.is_fused
     elif isinstance(weights, MoELayerWeights):
         _check_made_for(weights, plan)
+        check_block_scales(weights)
         device, adds_shared = weights.routed.down_weight.device, weights.adds_shared
     else:
         raise ArgumentError("weights", "what load_moe_layer returned, or TrtllmExperts", type(weights).__name__)
@@ -80,9 +85,11 @@ def fp4_moe(
 ) -> torch.Tensor:
     """Run one MoE layer, routed and shared experts. Under expert parallelism the ranks' results add up to the layer's.
 
+    It is for inference: no gradient flows through it.
+
     Args:
-        hidden_states: bfloat16 [T, hidden_size], T >= 0, never modified; on the torch backend also float16 or float32.
-            Or a `QuantizedInput`.
+        hidden_states: bfloat16 [T, hidden_size], T >= 0, never modified; on the torch and triton backends also float16
+            or float32, which triton rounds to bfloat16 first. Or a `QuantizedInput`.
         layer: from `prepare`.
         routing: `LogitsRouting`, `TopKRouting` or `PackedTopKRouting`, of the kind the plan was made for.
         options: settings of this call.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flashinfer_compat.calls import check_apart
 from flashinfer_compat.errors import ArgumentError
 from flashinfer_compat.inputs import (
     HiddenStates,
@@ -108,7 +109,9 @@ def _run(
         values = QuantizedInput(hidden_states, block_scale, per_token_scale, unrounded)
     if all(value is None for value in options.values()):
         return found.backend.run(values, found, given, NO_OPTIONS)
-    output = found.backend.run(values, found, given, CallOptions(**options))
+    chosen = CallOptions(**options)
+    check_apart(values, given, chosen)
+    output = found.backend.run(values, found, given, chosen)
     # An operator may not return one of its arguments.
     return output if options.get("output") is None else output.new_empty(0)
 

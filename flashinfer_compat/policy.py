@@ -10,10 +10,14 @@ from flashinfer_compat.errors import ArgumentError, FlashInferCompatError, Unkno
 from flashinfer_compat.problem import Problem
 from flashinfer_compat.vocabulary import ActivationScaling, Backend, Numerics, Strategy, parse
 
-__all__ = ["SCHEMA_VERSION", "Origin", "Policy", "PolicyError", "PolicyRow", "Times"]
+__all__ = ["NOISE", "SCHEMA_VERSION", "Origin", "Policy", "PolicyError", "PolicyRow", "Times"]
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes; schemas/policy-1.json describes this one."""
+
+
+NOISE = 0.03
+"""Of fused's time: what split differs by less counts as equal. Two runs can differ by more (docs/triton.md)."""
 
 
 class PolicyError(FlashInferCompatError):
@@ -92,7 +96,7 @@ class PolicyRow:
 
     Raises:
         ArgumentError: a size is no positive integer, times are not in the order of tokens, or `split_from_tokens` is
-            not one of them or one at which split is not the faster.
+            not one of them, or one at which split is not the faster, or one before others at which it is the slower.
     """
 
     backend: Backend
@@ -126,6 +130,11 @@ class PolicyRow:
         if at is not None and at.split >= at.fused:
             actual = f"{at.tokens}, at which split takes {at.split} us and fused {at.fused}"
             raise ArgumentError("split_from_tokens", "a number of tokens at which split is faster", actual)
+        later = () if at is None else (one for one in self.times if one.tokens > at.tokens)
+        for one in later:
+            if one.split > (1 + NOISE) * one.fused:
+                actual = f"{self.split_from_tokens}; with {one.tokens} split takes {one.split} us and fused {one.fused}"
+                raise ArgumentError("split_from_tokens", "a number from which on split is not slower", actual)
 
     @property
     def split_always(self) -> bool:

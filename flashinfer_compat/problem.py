@@ -83,6 +83,9 @@ class Problem:
             raise ArgumentError("n_group", expected, repr(self.n_group))
         if self.num_experts % self.n_group:
             raise ArgumentError("n_group", f"a divisor of num_experts={self.num_experts}", repr(self.n_group))
+        if self.n_group > 1 and self.num_experts == self.n_group:
+            expected = "groups of 2 experts or more, because a group's score is the sum of its two best"
+            raise ArgumentError("n_group", expected, repr(self.n_group), "Use n_group=1 for no groups.")
         if self.topk_group > self.n_group:
             raise ArgumentError("topk_group", f"at most n_group={self.n_group}", repr(self.topk_group))
         if self.n_group > 1 and self.top_k > self.topk_group * (self.num_experts // self.n_group):

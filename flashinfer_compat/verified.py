@@ -105,6 +105,8 @@ def store(environment: Environment, checks: Iterable[SelfCheck]) -> Path | None:
 
 
 def _counts(variable: str) -> bool:
+    if variable == "TRITON_INTERPRET":
+        return True
     return variable.startswith("FLASHINFER_") and not variable.startswith("FLASHINFER_COMPAT_")
 
 

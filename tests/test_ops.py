@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,51 @@ def test_a_layer_that_is_gone_is_named(sample: tuple[dict[str, torch.Tensor], fc
     del layer
     with pytest.raises(fc.ArgumentError, match="still held"):
         torch.ops.flashinfer_compat.fp4_moe(io["hidden_states"], io["topk_ids"], io["topk_weights"], 1, number)
+
+
+def test_what_is_written_is_apart_where_the_operator_runs(
+    sample: tuple[dict[str, torch.Tensor], fc.MoELayerWeights],
+) -> None:
+    io, weights = sample
+    layer = fc.prepare(weights, fc.plan(weights.problem("topk"), backend="torch"))
+    x = io["hidden_states"].clone()
+    operator = torch.ops.flashinfer_compat.fp4_moe_into
+    with pytest.raises(fc.TensorError, match=r"options.output: expected memory of its own"):
+        operator(x, io["topk_ids"], io["topk_weights"], 1, layer.number, output=x)
+    assert torch.equal(x, io["hidden_states"])
+
+
+def test_a_bias_that_is_not_finite_is_refused_when_compiled_too(
+    sample: tuple[dict[str, torch.Tensor], fc.MoELayerWeights],
+) -> None:
+    io, weights = sample
+    layer = fc.prepare(weights, fc.plan(weights.problem("logits"), backend="torch"))
+    bias = torch.full_like(io["e_score_correction_bias"], torch.nan)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return fc.fp4_moe(x, layer, fc.LogitsRouting(io["router_logits"], bias))
+
+    torch._dynamo.reset()
+    for one in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        with pytest.raises(fc.TensorError, match="bias: expected finite values"):
+            one(io["hidden_states"])
+
+
+def test_hidden_states_that_lie_transposed_are_traced_as_they_run(
+    sample: tuple[dict[str, torch.Tensor], fc.MoELayerWeights],
+) -> None:
+    io, weights = sample
+    layer = fc.prepare(weights, fc.plan(weights.problem("topk"), backend="torch"))
+    routing = fc.TopKRouting(io["topk_ids"], io["topk_weights"])
+    transposed = io["hidden_states"].t().contiguous().t()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: fc.fp4_moe(x, layer, routing).view(-1), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(transposed), fc.fp4_moe(io["hidden_states"], layer, routing).view(-1))
+
+
+def test_a_changed_copy_of_a_layer_is_not_taken_for_it(
+    sample: tuple[dict[str, torch.Tensor], fc.MoELayerWeights],
+) -> None:
+    _, weights = sample
+    layer = fc.prepare(weights, fc.plan(weights.problem("topk"), backend="torch"))
+    assert replace(layer, state=None).number == -1

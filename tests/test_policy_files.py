@@ -223,3 +223,16 @@ def test_the_schema_is_one_and_read_policy_agrees(site: Path, tmp_path: Path) ->
     assert read_policy(file).rows[0].origin == H200
     with pytest.raises(jsonschema.ValidationError):
         VALIDATOR.validate({**json.loads(file.read_text()), "more": 1})
+
+
+@pytest.mark.parametrize(("split", "refused"), [(93.0, True), (92.0, False)])
+def test_a_switch_before_what_its_times_call_slower_is_refused(tmp_path: Path, split: float, refused: bool) -> None:
+    content = whole({1: (100.0, 120.0), 8: (90.0, 80.0), 64: (90.0, split)})
+    content["rows"][0]["split_from_tokens"] = 8
+    file = tmp_path / "policy.json"
+    file.write_text(json.dumps(content))
+    if not refused:
+        assert read_policy(file).rows[0].split_from_tokens == 8
+        return
+    with pytest.raises(PolicyError, match=r"with 64 split takes 93\.0 us and fused 90\.0"):
+        read_policy(file)

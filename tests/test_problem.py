@@ -48,6 +48,7 @@ def problem(**changes: Any) -> Problem:
         ({"n_group": -1}, "n_group"),
         ({"n_group": 2, "routing_method": "renormalize"}, "n_group"),
         ({"n_group": 3}, "n_group"),
+        ({"num_experts": 8, "n_group": 8, "topk_group": 4, "top_k": 2}, "n_group"),
         ({"topk_group": 2}, "topk_group"),
         ({"n_group": 4, "topk_group": 5}, "topk_group"),
         ({"n_group": 4, "topk_group": 1, "top_k": 3}, "top_k"),
@@ -135,7 +136,7 @@ def test_names_become_members() -> None:
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     n_group = draw(st.sampled_from([1, 2, 4]))
-    per_group = draw(st.integers(1, 16))
+    per_group = draw(st.integers(1 if n_group == 1 else 2, 16))
     topk_group = draw(st.integers(1, n_group))
     experts = n_group * per_group
     shared = draw(st.integers(0, 2))

@@ -34,7 +34,7 @@ class PreparedLayer:
     """Whether shared experts are part of this rank's result."""
     state: Any = field(repr=False)
     """What the backend keeps; only it looks inside."""
-    number: int = -1
+    number: int = field(default=-1, init=False)
     """Its number for the torch operator, which `prepare` gives."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PreparedLayer:

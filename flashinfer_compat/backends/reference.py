@@ -80,7 +80,7 @@ def run(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, opt
     """
     call = _Call.of(hidden_states, layer, routing, options)
     with call.exact():
-        output = torch.zeros_like(call.values)
+        output = torch.zeros_like(call.values, memory_format=torch.contiguous_format)
         for token, slot, rows in _expert_rows(call):
             output.index_add_(0, token, call.topk.weights[token, slot].unsqueeze(-1) * rows)
         if layer.state.shared is not None:
@@ -127,6 +127,10 @@ class _Call:
     def of(cls, given: HiddenStates, layer: PreparedLayer, routing: Routing, options: CallOptions) -> _Call:
         problem, state = layer.plan.problem, layer.state
         values, is_rounded = _dequantized(given, state), isinstance(given, QuantizedInput)
+        if isinstance(given, QuantizedInput):
+            _require_finite(given.block_scale.view(torch.float8_e4m3fn).to(torch.float32), "block_scale")
+            if given.per_token_scale is not None:
+                _require_finite(given.per_token_scale, "per_token_scale")
         _require_finite(values, "hidden_states")
         shared = given.hidden_states if isinstance(given, QuantizedInput) else given
         topk = _top_k(problem, routing)
@@ -163,6 +167,8 @@ def _dequantized(given: HiddenStates, state: ReferenceState) -> torch.Tensor:
 def _top_k(problem: Problem, routing: Routing) -> TopK:
     if isinstance(routing, LogitsRouting):
         _require_finite(routing.logits, "logits")
+        if routing.bias is not None:
+            _require_finite(routing.bias, "bias")
         return topk_of(problem, routing)
     given = topk_of(problem, routing)
     ids, weights = given.ids.to(torch.int64), given.weights.to(torch.float32)

@@ -7,13 +7,10 @@ from dataclasses import asdict, replace
 
 from flashinfer_compat.bench.results import Point, Way
 from flashinfer_compat.planning.plan import ALTERNATIVES
-from flashinfer_compat.policy import Origin, PolicyRow, Times
+from flashinfer_compat.policy import NOISE, Origin, PolicyRow, Times
 from flashinfer_compat.vocabulary import Backend, Strategy
 
-__all__ = ["ADVISED", "NOISE", "pairs_of", "policy_rows", "split_from"]
-
-NOISE = 0.03
-"""Of fused's time: what split differs by less counts as equal; times vary by about that from run to run."""
+__all__ = ["ADVISED", "pairs_of", "policy_rows", "split_from"]
 
 ADVISED = frozenset(
     backend

@@ -28,7 +28,7 @@ from flashinfer_compat.bench.floor import rates_of
 from flashinfer_compat.bench.results import Point, Refusal, Report
 from flashinfer_compat.bench.shapes import R1_INTERMEDIATE_SIZES, R1_TOKENS, Sizes
 from flashinfer_compat.bench.table import point_line, policy_sentence, refusal_lines, tables
-from flashinfer_compat.cli.bench_files import STDOUT, check_files, told
+from flashinfer_compat.cli.bench_files import CACHE, STDOUT, check_files, told
 from flashinfer_compat.cli.console import heading, paragraph
 from flashinfer_compat.cli.interrupts import raise_if_interrupted
 from flashinfer_compat.errors import ArgumentError, DependencyMissingError, StrategyUnavailableError
@@ -51,7 +51,8 @@ __all__ = ["HELP", "add_arguments", "run"]
 
 HELP = "time every strategy and backend on this machine"
 
-_CACHE = ""
+_LARGE = 2**30
+"""Bytes of a layer's weights from which on one measurement takes minutes on a CPU."""
 _CPU_NOTE = (
     "Times are medians of the wall clock on a CPU: they show that the command works and which way does less work, not "
     "what a GPU would take."
@@ -88,13 +89,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     # Its default is no None, so that no other --json is added.
     output.add_argument(
-        "--json", nargs="?", const=STDOUT, default="", metavar="FILE", help="write JSON (without FILE print it)"
+        "--json", nargs="?", const=STDOUT, default=False, metavar="FILE", help="write JSON (without FILE print it)"
     )
     output.add_argument("--plot", type=Path, metavar="FILE", help="draw the times, to *.svg or *.png; needs matplotlib")
     output.add_argument(
         "--write-policy",
         nargs="?",
-        const=_CACHE,
+        const=CACHE,
         metavar="FILE",
         help="keep what planning should prefer (without FILE in the cache, where plan finds it)",
     )
@@ -128,6 +129,12 @@ def run(options: argparse.Namespace) -> int:
     origin = origin_of(this_environment(), device)
     rates = rates_of(origin.gpu, options.bandwidth, options.flops)
     tuned = options.autotune and any(one.backend is Backend.TRITON for one in ways)
+    largest = max(one.num_experts * one.expert_bytes for one in sizes)
+    if device.type == "cpu" and largest > _LARGE:
+        told_first = f"note: on a CPU each of the {len(ways) * len(tokens)} measurements takes minutes"
+        print(
+            f"{told_first}: up to {largest / 2**30:.0f} GiB of weights. Name smaller sizes to try it.", file=sys.stderr
+        )
     raise_if_interrupted()
     points, interrupted = _collect(ways, tokens, lambda: measure(ways, tokens, target, device, rates, autotune=tuned))
     report = Report(
@@ -145,14 +152,14 @@ def run(options: argparse.Namespace) -> int:
     )
     failures: list[str] = []
     if options.write_policy is not None:
-        path = Path(options.write_policy) if options.write_policy else None
+        path = None if options.write_policy is CACHE else Path(options.write_policy)
         with told(failures, "--write-policy", path or kept_in(this_environment())):
             report = _keep(report, path)
     if options.json == STDOUT:
         print(_json(report))
     else:
         _print(report, ways)
-    if options.json not in ("", STDOUT):
+    if options.json not in (False, STDOUT):
         with told(failures, "--json", options.json):
             write_whole(Path(options.json), _json(report) + "\n")
     if options.plot is not None:

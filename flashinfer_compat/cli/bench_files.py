@@ -12,33 +12,46 @@ from flashinfer_compat.errors import ArgumentError, DependencyMissingError
 from flashinfer_compat.policy import PolicyError
 from flashinfer_compat.policy_files import read_policy
 
-__all__ = ["STDOUT", "check_files", "told"]
+__all__ = ["CACHE", "STDOUT", "check_files", "told"]
 
 STDOUT = "-"
 """In place of --json's file."""
+CACHE = object()
+"""In place of --write-policy's."""
+
+_LONGEST = 255
 
 
 def check_files(options: argparse.Namespace) -> None:
     """What could not be written in the end is refused before anything is measured.
 
     Raises:
-        ArgumentError: a name is a folder's, or in a folder that is missing or cannot be written.
+        ArgumentError: a name is empty, another option's too, a folder's, too long, or in a folder that is missing or
+            cannot be written.
         DependencyMissingError: a plot is asked for without matplotlib.
         PolicyError: the file to write a policy to is there and none.
     """
-    json_file = "" if options.json == STDOUT else options.json
-    named = {"--json": json_file, "--plot": options.plot, "--write-policy": options.write_policy}
-    for name, file in named.items():
-        if not file:
+    given = {"--json": options.json, "--plot": options.plot, "--write-policy": options.write_policy}
+    seen: dict[str, str] = {}
+    for name, file in given.items():
+        if file in (None, False, STDOUT, CACHE):
             continue
+        if not str(file):
+            raise ArgumentError(name, "a file name", "an empty one", "Name a file, or leave the option out.")
         path, folder = Path(file), Path(file).absolute().parent
+        if (other := seen.setdefault(os.path.realpath(path), name)) != name:
+            raise ArgumentError(name, f"another file than {other}'s", str(path))
+        if len(os.fsencode(path.name)) > _LONGEST:
+            expected = f"a file name of at most {_LONGEST} bytes"
+            raise ArgumentError(name, expected, f"{len(os.fsencode(path.name))} bytes")
         if path.is_dir():
             raise ArgumentError(name, "a file name", f"the folder {path}", "Name a file in it.")
         if not folder.is_dir():
             raise ArgumentError(name, "a file name in an existing folder", str(path), "Create the folder.")
-        if not os.access(folder, os.W_OK | os.X_OK):
+        # A device is written to as it is.
+        if (path.is_file() or not path.exists()) and not os.access(folder, os.W_OK | os.X_OK):
             raise ArgumentError(name, "a file name in a folder that can be written", str(path))
-    if options.write_policy and Path(options.write_policy).exists():
+    if options.write_policy not in (None, CACHE) and Path(options.write_policy).exists():
         _check_policy(Path(options.write_policy))
     if options.plot is None:
         return

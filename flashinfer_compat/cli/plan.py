@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from flashinfer_compat.architectures import parse_architecture
 from flashinfer_compat.cli.console import heading, paragraph
+from flashinfer_compat.errors import ArgumentError
 from flashinfer_compat.features.target import Target
-from flashinfer_compat.machine import this_machine
+from flashinfer_compat.machine import this_machine, this_machine_without_policy
 from flashinfer_compat.planning.decision import Plan
 from flashinfer_compat.planning.plan import AUTO, plan
 from flashinfer_compat.problem import DEEPSEEK_R1, Problem
@@ -100,18 +101,21 @@ def _names(kind: type[Strategy] | type[Backend]) -> str:
 
 
 def _target(options: argparse.Namespace) -> Target:
-    if options.flashinfer:
-        target = Target.from_release(options.flashinfer, None)
-        target = replace(target, architecture=None if options.arch else this_machine().architecture)
-    else:
-        target = this_machine()
-    if options.arch:
+    for name in ("flashinfer", "arch"):
+        if getattr(options, name) == "":
+            raise ArgumentError(f"--{name}", "a name", "an empty one", "Leave the option out for this machine.")
+    here = this_machine_without_policy()
+    architecture = here.architecture
+    if options.arch is not None:
         architecture = None if options.arch == "none" else parse_architecture(options.arch)
-        if architecture not in (None, this_machine().architecture):
-            # Who asks about another GPU takes a torch for granted that can use it, and Triton with that.
-            target = replace(target, torch_cuda="any", libraries={"triton": "", **target.libraries})
-        target = replace(target, architecture=architecture)
-    return target
+    if options.flashinfer is None and architecture == here.architecture:
+        return this_machine()
+    target = here if options.flashinfer is None else Target.from_release(options.flashinfer, None)
+    if architecture not in (None, here.architecture):
+        # Who asks about another GPU takes a torch for granted that can use it, and Triton with that.
+        target = replace(target, torch_cuda="any", libraries={"triton": "", **target.libraries})
+    # What was found and measured here says nothing of another GPU or release.
+    return replace(target, architecture=architecture, self_checks=(), policy=())
 
 
 def _problem(options: argparse.Namespace) -> Problem:

@@ -40,6 +40,8 @@ _OF_ONE_COPY = (
     "version-conflict",
 )
 """Codes of findings about one installed copy, whose repairs could contradict theirs."""
+_STOP_PLANNING = frozenset({"policy-unusable"})
+"""Codes of findings that keep even the torch backend from being planned."""
 _EXIT = {Severity.NOTE: 0, Severity.WARNING: 1, Severity.ERROR: 2}
 
 
@@ -77,7 +79,8 @@ class Examination:
         until = (
             f"until the {f'{errors} errors' if errors > 1 else 'error'} below {'are' if errors > 1 else 'is'} repaired"
         )
-        if errors and any(one.backend is not Backend.TORCH for one in able):
+        stopped = any(finding.code in _STOP_PLANNING for finding in self.findings)
+        if stopped or (errors and any(one.backend is not Backend.TORCH for one in able)):
             return f"NVFP4 MoE is not expected to work {where} {until}; then it runs as {ways}."
         # The torch backend computes without FlashInfer.
         broken = f" FlashInfer itself is not expected to work {until}." if errors else ""

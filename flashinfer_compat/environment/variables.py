@@ -26,6 +26,7 @@ _NAMES = frozenset(
         "TORCH_CUDA_ARCH_LIST",
         "TRITON_CACHE_DIR",
         "TRITON_HOME",
+        "TRITON_INTERPRET",
         "XDG_CACHE_HOME",
     }
 )

@@ -18,6 +18,7 @@ from flashinfer_compat.numerics import pack_topk  # noqa: E402
 from flashinfer_compat.vocabulary import Activation, RoutingMethod  # noqa: E402
 from flashinfer_compat.weights.values import LayerConfig, MoELayerWeights, Nvfp4Experts, Router  # noqa: E402
 
+TARGET = fc.Target.from_release("0.7.4", "sm90")
 WAYS = (("native", "logits"), ("expanded", "topk"), ("expanded", "packed"), ("split", "logits"), ("split", "topk"))
 
 
@@ -76,8 +77,7 @@ def sample() -> Sample:
         0,
         1,
     )
-    target = fc.Target.from_release("0.7.4", "sm90")
-    plan = fc.plan(held.problem("topk"), target, strategy="expanded", backend="triton")
+    plan = fc.plan(held.problem("topk"), TARGET, strategy="expanded", backend="triton")
     return Sample(held, replace(plan, split_from_tokens=None), x, fc.TopKRouting(ids, weights))
 
 
@@ -113,3 +113,38 @@ def test_triton_and_torch_round_as_the_layer_was_asked_to(sample: Sample, quanti
         assert error(*outputs) <= W4A4
     unasked = error(outputs[0], sample.run(sample.plan, 2))
     assert unasked > 1e-3 if quantizer == "flashinfer" else unasked == 0
+
+
+def test_weights_may_begin_at_any_byte(sample: Sample) -> None:
+    stored = sample.weights.routed.down_weight
+    shifted = torch.empty(stored.numel() + 1, dtype=torch.uint8, device=DEVICE)[1:].view(stored.shape)
+    shifted.copy_(stored)
+    weights = replace(sample.weights, routed=replace(sample.weights.routed, down_weight=shifted))
+    output = fc.fp4_moe(sample.x, fc.prepare(weights, sample.plan), sample.routing)
+    assert torch.equal(output, sample.run(sample.plan, 3))
+
+
+@pytest.mark.parametrize("strategy", ["native", "split"])
+def test_a_bias_may_lie_in_strides(sample: Sample, strategy: str) -> None:
+    plan = fc.plan(sample.weights.problem("logits"), TARGET, strategy=strategy, backend="triton")
+    layer = fc.prepare(sample.weights, plan)
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    strided = (torch.randn(10, generator=torch.Generator().manual_seed(5)) * 2).to(DEVICE)[::2]
+    output = fc.fp4_moe(sample.x, layer, fc.LogitsRouting(logits, strided))
+    assert torch.equal(output, fc.fp4_moe(sample.x, layer, fc.LogitsRouting(logits, strided.contiguous())))
+    assert not torch.equal(output, fc.fp4_moe(sample.x, layer, fc.LogitsRouting(logits, None)))
+
+
+@pytest.mark.parametrize("strategy", ["expanded", "split"])
+def test_the_input_scale_is_the_references(sample: Sample, strategy: str) -> None:
+    layers = [
+        fc.prepare(sample.weights, fc.plan(sample.weights.problem("topk"), TARGET, strategy=strategy, backend=backend))
+        for backend in ("triton", "torch")
+    ]
+    assert float(layers[0].input_scale) == float(layers[1].input_scale)
+
+
+def test_the_input_scale_of_all_ranks_is_kept(sample: Sample) -> None:
+    weights = replace(sample.weights, routed_input_scale=0.5)
+    layer = fc.prepare(weights, replace(sample.plan, strategy=fc.Strategy.SPLIT))
+    assert float(layer.input_scale) == 0.5

@@ -137,3 +137,14 @@ def test_an_arithmetic_that_the_kernels_do_not_have_is_refused(checkpoints: Path
             fc.prepare(weights, plan, fc.LayerOptions(quantizer="modelopt"))
         assert caught.value.argument == "options.quantizer"
         fc.prepare(weights, plan, fc.LayerOptions(quantizer="flashinfer"))
+
+
+def test_a_bias_may_lie_in_strides(checkpoints: Path) -> None:
+    folder = checkpoints / "grouped"
+    io, weights = load_file(folder / "moe_io.safetensors"), fc.load_moe_layer(folder, 1)
+    plan = fc.plan(weights.problem("logits"), fc.Target.from_release("0.7.4", "sm100"), strategy="native")
+    bias = io["e_score_correction_bias"].repeat_interleave(2)[::2]
+    with standin.installed("0.7.4"):
+        layer = fc.prepare(weights, plan)
+        output = fc.fp4_moe(io["hidden_states"], layer, fc.LogitsRouting(io["router_logits"], bias))
+    assert error(output, io["output_w4a4"]) <= BF16

@@ -276,3 +276,12 @@ def test_run_layer_names_what_is_wrong(checkpoints: Path, tmp_path: Path) -> Non
         assert done.returncode == 2, arguments
         assert text in done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--arch", "--flashinfer"])
+def test_an_empty_name_is_not_this_machine(option: str) -> None:
+    done = run("plan", option, "")
+    assert (done.returncode, done.stderr.startswith(f"error: {option}: expected a name, got an empty one.")) == (
+        2,
+        True,
+    )

@@ -21,8 +21,8 @@ def run(cache: Path, *arguments: str, **more: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def status(cache: Path) -> str:
-    code, text = run(cache, "plan", "--json", "--backend", "torch", "--input", "topk")
+def status(cache: Path, *more: str, **environ: str) -> str:
+    code, text = run(cache, "plan", "--json", "--backend", "torch", "--input", "topk", *more, **environ)
     assert code == 0
     return json.loads(text)["status"]
 
@@ -36,6 +36,9 @@ def test_what_it_verified_is_verified_from_then_on(tmp_path: Path) -> None:
     assert found["stored_in"] is None or Path(found["stored_in"]).parent == tmp_path
     # On a machine with a GPU a run on the CPU is not kept.
     assert status(tmp_path) == ("eligible" if found["stored_in"] is None else "verified")
+    # Nor does it say anything of another GPU or release, and a policy does as little.
+    for other in (("--arch", "sm75"), ("--flashinfer", "0.7.4")):
+        assert status(tmp_path, *other, FLASHINFER_COMPAT_POLICY=str(tmp_path / "none.json")) == "eligible"
     _, text = run(tmp_path, "doctor", "--json")
     strategies = json.loads(text)["capabilities"]["fp4_moe"]["strategies"]
     assert found["stored_in"] is None or "verified" in {one["status"] for one in strategies}

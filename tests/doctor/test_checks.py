@@ -165,6 +165,7 @@ def test_a_policy_file_that_cannot_be_used_is_told_and_stops_nothing(
     assert finding.severity is Severity.ERROR
     assert finding.message.startswith(f"FLASHINFER_COMPAT_POLICY={tmp_path}/absent.json: expected a policy file")
     assert finding.repair == "unset FLASHINFER_COMPAT_POLICY"
+    assert examine(FileCheck.NONE).summary.startswith("NVFP4 MoE is not expected to work here until")
     (tmp_path / "absent.json").write_text("[]")
     assert of(examine(FileCheck.NONE), "policy-unusable")
     monkeypatch.delenv("FLASHINFER_COMPAT_POLICY")

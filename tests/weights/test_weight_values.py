@@ -103,3 +103,8 @@ def test_parts_of_a_layer_must_fit_its_config(changes: dict[str, Any], argument:
 def test_routed_scaling_factor_must_be_positive_and_finite(factor: float) -> None:
     with pytest.raises(ArgumentError, match="routed_scaling_factor"):
         dataclasses.replace(WEIGHTS.config, routed_scaling_factor=factor)
+
+
+def test_groups_of_one_expert_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="n_group: expected groups of 2 experts or more"):
+        dataclasses.replace(WEIGHTS.config, n_group=16, topk_group=8)

@@ -77,9 +77,9 @@ def _fused(
         common_scale=True,
         arithmetic=options.quantizer or _OWN_ARITHMETIC,
     )
-    largest = weights.routed.gate_up_input_scale.amax()
-    device = largest.device
-    return TritonState(experts, None, 0, largest, shared_memory=_shared_memory(device), overlaps=can_overlap(device))
+    common = experts.gate_up_input_scale[0, 0]
+    device = common.device
+    return TritonState(experts, None, 0, common, shared_memory=_shared_memory(device), overlaps=can_overlap(device))
 
 
 def _split(
@@ -93,6 +93,8 @@ def _split(
     else:
         apart = shared
     largest = weights.routed.gate_up_input_scale.amax()
+    if weights.routed_input_scale is not None:
+        largest = torch.full_like(largest, weights.routed_input_scale)
     return TritonState(
         experts,
         apart,
@@ -119,7 +121,8 @@ def run(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, opt
         ArgumentError: the input is rounded already, or a LoRA delta is given: these kernels take neither.
     """
     if isinstance(hidden_states, QuantizedInput):
-        raise ArgumentError("hidden_states", "a tensor on the triton backend", "a QuantizedInput")
+        way_out = "Pass the values before rounding, or plan with backend='torch' or 'trtllm'."
+        raise ArgumentError("hidden_states", "a tensor on the triton backend", "a QuantizedInput", way_out)
     if options.gemm1_lora_delta is not None:
         raise ArgumentError("options.gemm1_lora_delta", "None on the triton backend", "a tensor")
     problem, output = layer.plan.problem, options.output

@@ -59,7 +59,7 @@ def route_on_gpu(problem: Problem, routing: LogitsRouting, overlaps: bool = Fals
     rule, functions = ROUTING_RULES[problem.routing_method], _FUNCTIONS[problem.routing_method]
     groups = problem.n_group if rule.uses_groups else 1
     scaled_here = problem.routed_scaling is RoutedScaling.ROUTING_WEIGHTS
-    bias = routing.bias if rule.uses_bias else None
+    bias = routing.bias.contiguous() if rule.uses_bias and routing.bias is not None else None
     ids = torch.empty((tokens, problem.top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, problem.top_k), dtype=torch.float32, device=logits.device)
     _route[(tokens,)](

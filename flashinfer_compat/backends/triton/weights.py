@@ -17,6 +17,10 @@ SIZE_MULTIPLE = 32
 """Of the hidden and intermediate size. Steps of 16 values of K come out wrong from Triton 3.6 on mma.sync (H200)."""
 
 
+_WORD = 4
+"""Bytes that a kernel reads codes in."""
+
+
 @dataclass(frozen=True)
 class Matrices:
     """The stored tensors of some experts; nothing is copied."""
@@ -115,9 +119,16 @@ def experts_of(
 
 
 def contiguous(experts: Nvfp4Experts) -> Nvfp4Experts:
-    """The same experts, copied only where rows do not lie one behind another; several `Experts` then share them."""
-    tensors = {one.name: getattr(experts, one.name).contiguous() for one in fields(experts)}
-    return replace(experts, **tensors)
+    """The same experts, copied only where rows do not lie one behind another, or words of codes would not be aligned.
+
+    Several `Experts` then share them.
+    """
+    return replace(experts, **{one.name: _in_words(getattr(experts, one.name)) for one in fields(experts)})
+
+
+def _in_words(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % _WORD else tensor
 
 
 def _repeated(scale: torch.Tensor, count: int | None) -> torch.Tensor:

@@ -14,7 +14,7 @@ from flashinfer_compat.backends.trtllm.dense import SharedMlp, gated_output, pre
 from flashinfer_compat.backends.trtllm.given import check_given
 from flashinfer_compat.backends.trtllm.moe import FusedCall, prepare_call
 from flashinfer_compat.backends.trtllm.weights import TrtllmExperts, prepare_experts
-from flashinfer_compat.errors import ArgumentError, BackendUnavailableError, TensorError
+from flashinfer_compat.errors import ArgumentError, BackendUnavailableError
 from flashinfer_compat.inputs import HiddenStates, QuantizedInput, Routing
 from flashinfer_compat.options import CallOptions, LayerOptions
 from flashinfer_compat.outputs import UnfinalizedOutput
@@ -73,7 +73,6 @@ def run(hidden_states: HiddenStates, layer: PreparedLayer, routing: Routing, opt
     state: TrtllmState = layer.state
     first = hidden_states.codes if isinstance(hidden_states, QuantizedInput) else hidden_states
     if first.shape[0] == 0:
-        _require_bf16(hidden_states)
         size = layer.plan.problem.hidden_size
         return first.new_empty((0, size), dtype=torch.bfloat16) if options.output is None else options.output
     routed, shared = _both(state, hidden_states, lambda given: state.fused(given, routing, options))
@@ -90,7 +89,6 @@ def run_unfinalized(
     state: TrtllmState = layer.state
     first = hidden_states.codes if isinstance(hidden_states, QuantizedInput) else hidden_states
     if first.shape[0] == 0:
-        _require_bf16(hidden_states)
         return state.fused.nothing(first, shared=state.shared is not None)
     rows, shared = _both(state, hidden_states, lambda given: state.fused.unfinalized(given, routing, options))
     return UnfinalizedOutput(*rows, shared)
@@ -101,7 +99,6 @@ def _both(
 ) -> tuple[_T, torch.Tensor | None]:
     """The routed experts' result and the shared experts'; both have read their input when this stream goes on."""
     if not isinstance(hidden_states, QuantizedInput):
-        _require_bf16(hidden_states)
         hidden_states = hidden_states.contiguous()
     if state.shared is None:
         return routed(hidden_states), None
@@ -113,8 +110,3 @@ def _both(
 def _shared(state: TrtllmState, values: torch.Tensor) -> torch.Tensor:
     assert state.shared is not None
     return gated_output(state.shared, values, state.shared_gate)
-
-
-def _require_bf16(hidden_states: HiddenStates) -> None:
-    if not isinstance(hidden_states, QuantizedInput) and hidden_states.dtype != torch.bfloat16:
-        raise TensorError("hidden_states", "bfloat16 on the trtllm backend", str(hidden_states.dtype))

@@ -133,7 +133,7 @@ class FusedCall:
             bias = like.new_zeros(self.plan.problem.num_experts, dtype=torch.float32)
         return {
             "routing_logits": routing.logits.to(_DTYPES[self.call.logits_dtype]).contiguous(),
-            "routing_bias": None if bias is None else bias.to(_DTYPES[self.call.bias_dtype]),
+            "routing_bias": None if bias is None else bias.to(_DTYPES[self.call.bias_dtype]).contiguous(),
         }
 
     def _topk(self, routing: Routing, replay: torch.Tensor | None) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
