@@ -10,7 +10,7 @@ from typing import Any
 
 from flashinfer_compat.environment import Environment
 from flashinfer_compat.environment.reading import read_regular
-from flashinfer_compat.files import write_whole
+from flashinfer_compat.files import write_named, write_whole
 from flashinfer_compat.policy import SCHEMA_VERSION, Policy, PolicyError, PolicyRow
 from flashinfer_compat.verified import facts, file_for, file_of
 
@@ -89,7 +89,8 @@ def store_policy(environment: Environment, rows: tuple[PolicyRow, ...], path: Pa
         found = read_policy(place) if place.exists() else None
         old = found if found is not None and found.facts == known else Policy(known, ())
     place.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(place, json.dumps(old.with_rows(rows).to_dict(), indent=1) + "\n")
+    write = write_whole if path is None else write_named
+    write(place, json.dumps(old.with_rows(rows).to_dict(), indent=1) + "\n")
     return place
 
 

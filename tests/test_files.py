@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_compat.files import write_whole
+from flashinfer_compat.files import write_named, write_whole
 
 
 @pytest.mark.parametrize("content", ["ä\n", b"\x00\xff", ""])
@@ -36,13 +36,13 @@ def test_a_link_is_followed_and_permissions_stay(tmp_path: Path) -> None:
     target.write_text("old")
     target.chmod(0o600)
     link.symlink_to(target.name)
-    write_whole(link, "new")
+    write_named(link, "new")
     assert link.is_symlink()
     assert target.read_text() == "new"
     assert target.stat().st_mode & 0o777 == 0o600
     # A link to nothing yet is followed too.
     target.unlink()
-    write_whole(link, "again")
+    write_named(link, "again")
     assert link.is_symlink()
     assert target.read_text() == "again"
 
@@ -52,22 +52,22 @@ def test_a_name_may_be_as_long_as_the_system_takes(tmp_path: Path) -> None:
     assert [len(one.name) for one in tmp_path.iterdir()] == [255]
 
 
-def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+def test_a_named_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
-        write_whole(pipe, "x")
+        write_named(pipe, "x")
         assert reader.communicate()[0] == b"x"
     assert pipe.is_fifo()
 
 
 def test_standard_output_is_written_to() -> None:
-    code = "from pathlib import Path; from flashinfer_compat.files import write_whole as w; w(Path('/dev/stdout'), 'x')"
+    code = "from pathlib import Path; from flashinfer_compat.files import write_named as w; w(Path('/dev/stdout'), 'x')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "x", "")
 
 
 def test_a_full_device_says_so() -> None:
     with pytest.raises(OSError, match="No space left"):
-        write_whole(Path("/dev/full"), "x")
+        write_named(Path("/dev/full"), "x")
     assert not Path("/dev/full").is_file()

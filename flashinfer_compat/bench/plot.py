@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from flashinfer_compat.bench.results import Point, Report, Way
 from flashinfer_compat.bench.shapes import Sizes
-from flashinfer_compat.files import write_whole
+from flashinfer_compat.files import write_named
 from flashinfer_compat.vocabulary import Numerics
 
 __all__ = ["SUFFIXES", "draw"]
@@ -41,7 +41,7 @@ def draw(report: Report, path: Path) -> None:
         drawn = io.BytesIO()
         metadata = {"Date": None} if path.suffix == ".svg" else {}
         figure.savefig(drawn, format=path.suffix[1:], dpi=150, metadata=metadata)
-    write_whole(path, drawn.getvalue())
+    write_named(path, drawn.getvalue())
 
 
 def _chart(axes: Axes, sizes: Sizes, points: tuple[Point, ...]) -> None:

@@ -32,7 +32,7 @@ from flashinfer_compat.cli.bench_files import CACHE, STDOUT, check_files, told
 from flashinfer_compat.cli.console import heading, paragraph
 from flashinfer_compat.cli.interrupts import raise_if_interrupted
 from flashinfer_compat.errors import ArgumentError, DependencyMissingError, StrategyUnavailableError
-from flashinfer_compat.files import write_whole
+from flashinfer_compat.files import write_named
 from flashinfer_compat.machine import this_environment, this_machine_without_policy
 from flashinfer_compat.policy_files import kept_in, store_policy
 from flashinfer_compat.vocabulary import Backend, Numerics, RoutingInput, Strategy, parse
@@ -161,7 +161,7 @@ def run(options: argparse.Namespace) -> int:
         _print(report, ways)
     if options.json not in (False, STDOUT):
         with told(failures, "--json", options.json):
-            write_whole(Path(options.json), _json(report) + "\n")
+            write_named(Path(options.json), _json(report) + "\n")
     if options.plot is not None:
         from flashinfer_compat.bench.plot import draw
 

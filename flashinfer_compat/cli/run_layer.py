@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashinfer_compat.cli.console import paragraph
 from flashinfer_compat.errors import ArgumentError, CheckpointError, DependencyMissingError
-from flashinfer_compat.files import write_whole
+from flashinfer_compat.files import write_named
 from flashinfer_compat.machine import this_machine
 from flashinfer_compat.planning.plan import AUTO, plan
 from flashinfer_compat.vocabulary import Backend, Numerics, RoutingInput, Strategy, parse
@@ -174,7 +174,7 @@ def _write(path: Path, output: torch.Tensor) -> None:
 
     content = save({"output": output.contiguous()})
     try:
-        write_whole(path, content)
+        write_named(path, content)
     except OSError as error:
         raise CheckpointError(str(path), "a place to write the output", str(error)) from error
 
