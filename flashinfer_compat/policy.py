@@ -14,8 +14,6 @@ __all__ = ["NOISE", "SCHEMA_VERSION", "Origin", "Policy", "PolicyError", "Policy
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes; schemas/policy-1.json describes this one."""
-
-
 NOISE = 0.03
 """Of fused's time: what split differs by less counts as equal. Two runs can differ by more (docs/triton.md)."""
 

@@ -19,7 +19,18 @@ from flashinfer_compat.vocabulary import (
     parse,
 )
 
-__all__ = ["DEEPSEEK_R1", "Problem"]
+__all__ = ["DEEPSEEK_R1", "Problem", "check_group_size"]
+
+
+def check_group_size(num_experts: int, n_group: int) -> None:
+    """Require two experts in a group at least, where there are groups.
+
+    Raises:
+        ArgumentError: each expert is a group of its own.
+    """
+    if n_group > 1 and n_group == num_experts:
+        expected = "groups of 2 experts or more, because a group's score is the sum of its two best"
+        raise ArgumentError("n_group", expected, str(n_group), "Use n_group=1 for no groups.")
 
 
 @dataclass(frozen=True)
@@ -83,9 +94,7 @@ class Problem:
             raise ArgumentError("n_group", expected, repr(self.n_group))
         if self.num_experts % self.n_group:
             raise ArgumentError("n_group", f"a divisor of num_experts={self.num_experts}", repr(self.n_group))
-        if self.n_group > 1 and self.num_experts == self.n_group:
-            expected = "groups of 2 experts or more, because a group's score is the sum of its two best"
-            raise ArgumentError("n_group", expected, repr(self.n_group), "Use n_group=1 for no groups.")
+        check_group_size(self.num_experts, self.n_group)
         if self.topk_group > self.n_group:
             raise ArgumentError("topk_group", f"at most n_group={self.n_group}", repr(self.topk_group))
         if self.n_group > 1 and self.top_k > self.topk_group * (self.num_experts // self.n_group):

@@ -105,9 +105,8 @@ def store(environment: Environment, checks: Iterable[SelfCheck]) -> Path | None:
 
 
 def _counts(variable: str) -> bool:
-    if variable == "TRITON_INTERPRET":
-        return True
-    return variable.startswith("FLASHINFER_") and not variable.startswith("FLASHINFER_COMPAT_")
+    of_flashinfer = variable.startswith("FLASHINFER_") and not variable.startswith("FLASHINFER_COMPAT_")
+    return of_flashinfer or variable == "TRITON_INTERPRET"
 
 
 def _name(print_of_facts: str) -> str:

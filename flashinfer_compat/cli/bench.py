@@ -131,10 +131,9 @@ def run(options: argparse.Namespace) -> int:
     tuned = options.autotune and any(one.backend is Backend.TRITON for one in ways)
     largest = max(one.num_experts * one.expert_bytes for one in sizes)
     if device.type == "cpu" and largest > _LARGE:
-        told_first = f"note: on a CPU each of the {len(ways) * len(tokens)} measurements takes minutes"
-        print(
-            f"{told_first}: up to {largest / 2**30:.0f} GiB of weights. Name smaller sizes to try it.", file=sys.stderr
-        )
+        size, count = f"{largest / 2**30:.0f} GiB of weights", len(ways) * len(tokens)
+        note = f"note: on a CPU each of the {count} measurements takes minutes: up to {size}."
+        print(note, "Name smaller sizes to try it.", file=sys.stderr)
     raise_if_interrupted()
     points, interrupted = _collect(ways, tokens, lambda: measure(ways, tokens, target, device, rates, autotune=tuned))
     report = Report(

@@ -20,6 +20,7 @@ CACHE = object()
 """In place of --write-policy's."""
 
 _LONGEST = 255
+"""Bytes of a name, which most file systems take."""
 
 
 def check_files(options: argparse.Namespace) -> None:
@@ -41,9 +42,9 @@ def check_files(options: argparse.Namespace) -> None:
         path, folder = Path(file), Path(file).absolute().parent
         if (other := seen.setdefault(os.path.realpath(path), name)) != name:
             raise ArgumentError(name, f"another file than {other}'s", str(path))
-        if len(os.fsencode(path.name)) > _LONGEST:
-            expected = f"a file name of at most {_LONGEST} bytes"
-            raise ArgumentError(name, expected, f"{len(os.fsencode(path.name))} bytes")
+        length = len(os.fsencode(path.name))
+        if length > _LONGEST:
+            raise ArgumentError(name, f"a file name of at most {_LONGEST} bytes", f"{length} bytes")
         if path.is_dir():
             raise ArgumentError(name, "a file name", f"the folder {path}", "Name a file in it.")
         if not folder.is_dir():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashinfer_compat.errors import ArgumentError, TensorError
-from flashinfer_compat.problem import Problem
+from flashinfer_compat.problem import Problem, check_group_size
 from flashinfer_compat.vocabulary import (
     Activation,
     ActivationScaling,
@@ -65,9 +65,7 @@ class LayerConfig:
         _require_range("n_group", self.n_group, 1, self.num_experts)
         if self.num_experts % self.n_group:
             raise ArgumentError("n_group", f"a divisor of num_experts = {self.num_experts}", str(self.n_group))
-        if self.n_group > 1 and self.n_group == self.num_experts:
-            expected = "groups of 2 experts or more, because a group's score is the sum of its two best"
-            raise ArgumentError("n_group", expected, str(self.n_group), "Use n_group=1 for no groups.")
+        check_group_size(self.num_experts, self.n_group)
         _require_range("topk_group", self.topk_group, 1, self.n_group)
         _require_range("top_k", self.top_k, 1, self.topk_group * (self.num_experts // self.n_group))
         if not (math.isfinite(self.routed_scaling_factor) and self.routed_scaling_factor > 0):

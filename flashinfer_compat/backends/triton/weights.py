@@ -15,8 +15,6 @@ __all__ = ["SIZE_MULTIPLE", "Experts", "Matrices", "contiguous", "experts_of"]
 
 SIZE_MULTIPLE = 32
 """Of the hidden and intermediate size. Steps of 16 values of K come out wrong from Triton 3.6 on mma.sync (H200)."""
-
-
 _WORD = 4
 """Bytes that a kernel reads codes in."""
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from flashinfer_compat.backends.routing import topk_from_logits
+from flashinfer_compat.backends.routing import topk_of
 from flashinfer_compat.backends.trtllm.kernels import Kernel, Optional, find, find_member
 from flashinfer_compat.backends.trtllm.quantizer import Quantizer, prepare_quantizer
 from flashinfer_compat.backends.trtllm.weights import TrtllmExperts
 from flashinfer_compat.errors import ArgumentError, TensorError
-from flashinfer_compat.inputs import HiddenStates, LogitsRouting, PackedTopKRouting, QuantizedInput, Routing
-from flashinfer_compat.numerics.routing import ROUTING_RULES, TopK, append_shared_experts, pack_topk, unpack_topk
+from flashinfer_compat.inputs import HiddenStates, LogitsRouting, QuantizedInput, Routing
+from flashinfer_compat.numerics.routing import ROUTING_RULES, TopK, append_shared_experts, pack_topk
 from flashinfer_compat.options import NO_OPTIONS, CallOptions, LayerOptions
 from flashinfer_compat.outputs import UnfinalizedOutput
 from flashinfer_compat.planning.decision import KernelCall, Plan
@@ -137,12 +137,7 @@ class FusedCall:
         }
 
     def _topk(self, routing: Routing, replay: torch.Tensor | None) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        if isinstance(routing, PackedTopKRouting):
-            topk = TopK(*unpack_topk(routing.packed))
-        elif isinstance(routing, LogitsRouting):
-            topk = topk_from_logits(self.plan.problem, routing)
-        else:
-            topk = TopK(routing.ids, routing.weights)
+        topk = topk_of(self.plan.problem, routing)
         if replay is not None:
             replay[: topk.ids.shape[0]].copy_(topk.ids)
         ids, weights = topk.ids.to(torch.int32), topk.weights
